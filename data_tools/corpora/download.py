@@ -20,13 +20,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lmtrain.errors import DataError, OutputError, StorageError, UsageError
+from lmtrain.errors import DataError, StorageError, UsageError
 from lmtrain.runtime.files.atomic_files import fsync_dir, open_output, storage_errors
+from lmtrain.runtime.files.existing_output import Found, Kind, check_output
 
 ReportBytes = Callable[[int, int | None], None]  # receives (bytes present, total bytes or None if unknown)
 TIMEOUT_S = 60
 _CHUNK = 1 << 20
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+# because: there is one file with a hash, so that another one is never replaced
+_NO_OTHER = Kind("the file with this SHA-256", lambda path: False, takes_empty=False)
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,8 @@ def has_expected_file(target: Path, sha256: str) -> bool:
     """Return True if a file with this SHA-256 is at `target`, False if nothing is there. Raise OutputError if anything
     else is there.
     """
-    if target.is_file() and not target.is_symlink() and file_sha256(target) == sha256:
-        return True
-    if os.path.lexists(target):
-        raise OutputError(f"{target} exists already, but is a different file. Move it away.")
-    return False
+    is_same = target.is_file() and not target.is_symlink() and file_sha256(target) == sha256
+    return check_output(target, _NO_OTHER, overwrite=False, is_same=is_same) is Found.SAME
 
 
 def check_address(url: str) -> None:

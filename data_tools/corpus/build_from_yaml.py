@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from data_tools.corpus.copies.dedupe import (
     SignStep,
     check_inputs,
     find_pairs,
+    has_inputs,
     mark_exact,
     mark_near,
     record_inputs,
@@ -38,6 +40,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     ReportDocuments,
     Step,
     StepOptions,
+    check_outputs,
     find_step_sources,
     read_report,
     report_path,
@@ -50,16 +53,19 @@ from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.settings_base import Problem, Settings
 from lmtrain.config.strict_yaml import read_yaml
-from lmtrain.errors import example
+from lmtrain.errors import UsageError, example
 from lmtrain.runtime.files.atomic_files import read_json, storage_errors, write_json
-from lmtrain.runtime.files.existing_output import Kind, check_output, file_identities
+from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, file_identities, made_from
 
-DOCUMENTS = "documents.jsonl"
+DOCUMENTS, REPORTS = "documents.jsonl", "report.json"
+# because: a kill while the folder is removed may leave any of its files
+_WORK_FILE = re.compile(rf"\..*|{re.escape(INPUTS_FILE)}|sign\.report.*\.json|.*\.(u64|u16|i64)")
 _WORK = Kind(
-    "the work folder of `lmtrain corpus dedupe`",
-    # because: a kill while the folder is removed may leave any of its files
-    lambda path: path.is_dir() and any(name.endswith((INPUTS_FILE, ".u64", ".u16")) for name in os.listdir(path)),
+    "the work folder of `lmtrain corpus dedupe` or `sign`",
+    lambda path: all(map(_WORK_FILE.fullmatch, os.listdir(path))),
+    is_folder=True,
 )
+_REPORTS = Kind("the report of `lmtrain corpus build`", begins_with(b'[\n {\n  "step"'))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,14 +155,22 @@ class _BuildStep:
     run: Callable[[Inputs, Path], Report]  # inputs, output
 
 
-def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None) -> list[Report]:
-    """Run the steps that a recipe names and return the report of each. Steps that an earlier call completed with the
-    same settings and inputs are skipped. `report` is called with a step's name and the documents done so far.
+def build_corpus(
+    recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None, *, overwrite: bool = False
+) -> list[Report]:
+    """Run the steps that a recipe names and return the report of each; none if an earlier call has done it all. Steps
+    that an earlier call completed with the same settings and inputs are skipped. Raise OutputError if other files are
+    in the place of the output, unless `overwrite` is given. `report` is called with a step's name and the documents
+    done so far.
 
     The folder recipe.output receives documents.jsonl, or train, valid and test files if the recipe has a split.
     """
     options = StepOptions(workers, ReadOptions(recipe.key, OnError(recipe.on_error)), report)
     folder = Path(recipe.output) / "work"
+    made, begun = _made_from(recipe), folder / "begun.json"
+    if not (begun.exists() and read_json(begun) == made) and not _check_places(recipe, made, overwrite):
+        return []
+    write_json(begun, made)
     inputs: Inputs = recipe.inputs
     reports: list[Report] = []
     for number, step in enumerate(_build_steps(recipe, options), 1):
@@ -164,14 +178,39 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
         key = _step_key(step, inputs, recipe)
         done = output.with_suffix(".done.json")
         if not (done.exists() and read_json(done) == {"key": key} and output.exists()):
+            check_outputs([output], report_path(output), None, None, overwrite=True)
             done.unlink(missing_ok=True)
             step.run(inputs, output)
             write_json(done, {"key": key})
         reports.append(read_report(report_path(output)))
         inputs = [output]
-    reports.append(_write_output(recipe, inputs, options))
-    write_json(Path(recipe.output) / "report.json", [report.to_dict() for report in reports])
+    reports.append(_write_output(recipe, inputs, replace(options, made_from=made)))
+    write_json(Path(recipe.output) / REPORTS, [report.to_dict() for report in reports])
+    begun.unlink()
     return reports
+
+
+def _made_from(recipe: BuildSettings) -> str:
+    """Return the text about a recipe and its files that the output's report records."""
+    others = [] if recipe.decontaminate is None else map(Path, recipe.decontaminate.against)
+    facts = {key: value for key, value in recipe.to_dict().items() if key != "output"}
+    return made_from(facts, [*(source.path for source in find_step_sources(recipe.inputs)), *others])
+
+
+def _check_places(recipe: BuildSettings, made: str, overwrite: bool) -> bool:
+    """Return whether to write the output: False if it was made from the same. Raise OutputError if it must stay."""
+    outputs, report = _outputs(recipe)
+    is_new = check_outputs([*outputs.values()], report, recipe.key, made, overwrite=overwrite)
+    check_output(Path(recipe.output) / REPORTS, _REPORTS, overwrite=overwrite, is_default=True)
+    return is_new
+
+
+def _outputs(recipe: BuildSettings) -> tuple[dict[str, Path], Path]:
+    """Return the files of the output, by name, and the report beside them."""
+    output = Path(recipe.output)
+    if recipe.split is not None:
+        return split_outputs(output), output / SPLIT_REPORT
+    return {"documents": output / DOCUMENTS}, report_path(output / DOCUMENTS)
 
 
 def _build_steps(recipe: BuildSettings, options: StepOptions) -> list[_BuildStep]:
@@ -235,10 +274,18 @@ def clear_folder(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def sign_documents(inputs: Inputs, folder: Path, minhash: MinHash | None, options: StepOptions) -> Report:
+def sign_documents(
+    inputs: Inputs, folder: Path, minhash: MinHash | None, options: StepOptions, *, overwrite: bool = False
+) -> Report:
     """Write a hash of every document to files in `folder`, for finding exact copies. With `minhash`, also write MinHash
-    signatures, for finding near copies.
+    signatures, for finding near copies. Raise OutputError if the folder is of other inputs, unless `overwrite` is
+    given, or if it is another folder.
     """
+    goes_on = has_inputs(folder, inputs, minhash)
+    if check_output(folder, _WORK, overwrite=overwrite, is_unfinished=goes_on) is Found.OTHER:
+        if not options.reading.part.is_whole:
+            raise UsageError(f"--overwrite with --part removes what other tasks write. Remove {folder} first.")
+        clear_folder(folder)
     record_inputs(folder, inputs, minhash)
     outputs = {"rows": folder / "rows.u64", "signatures": folder / "signatures.u16"}
     return run_step(SignStep(minhash), inputs, outputs, options, folder / "sign.report.json")
@@ -263,10 +310,7 @@ def _write_output(recipe: BuildSettings, inputs: Inputs, options: StepOptions) -
     """Write the documents of the last step to the output folder: as documents.jsonl, or as train, valid and test files
     if the recipe has a split.
     """
-    output = Path(recipe.output)
-    if recipe.split is not None:
-        return run_step(
-            SplitStep(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), options,
-            output / SPLIT_REPORT,
-        )  # fmt: skip
-    return _step_runner(CollectStep(), options)(inputs, output / DOCUMENTS)
+    outputs, report = _outputs(recipe)
+    split = recipe.split
+    step = CollectStep() if split is None else SplitStep(split.ratios, recipe.seed, split.by)
+    return run_step(step, inputs, outputs, options, report)

@@ -7,7 +7,6 @@ again after a kill it goes on where training stopped, as any run does.
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -18,14 +17,18 @@ import typer
 from rich.panel import Panel
 from rich.text import Text
 
+from lmtrain import __version__
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, build_table
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime.files.atomic_files import read_json
+from lmtrain.runtime.files.atomic_files import read_json, write_json
+from lmtrain.runtime.files.existing_output import Found, Kind, check_output
 from lmtrain.runtime.processes.command_watch import watch_command
 from lmtrain.units import format_bytes, format_seconds
 
 LAYOUT = "tp=2,pp=2"
+_MARK = "demo.json"  # because: the demo replaces what it finds in a folder that has this file
+_DEMO = Kind("a folder that `lmtrain demo` made", lambda path: False, is_folder=True)
 _VOCAB_SIZE = 1024  # because: a larger vocabulary leaves a model this small too little training for each token
 
 
@@ -46,9 +49,13 @@ def demo(
     """
     console, began = PlainConsole(), time.monotonic()
     corpus, tokenizer, data, run = (output / name for name in ("corpus", "tokenizer", "data", "run"))
+    if check_output(output, _DEMO, overwrite=True, is_unfinished=(output / _MARK).is_file()) is not Found.UNFINISHED:
+        write_json(output / _MARK, {"lmtrain": __version__})
     _build_corpus(console, corpus)
     texts = {part: corpus / f"{part}.jsonl" for part in ("train", "heldout")}
-    _run_verb(console, "tokenizer", "train", texts["train"], "--output", tokenizer, "--vocab-size", _VOCAB_SIZE)
+    _run_verb(
+        console, "tokenizer", "train", texts["train"], "--output", tokenizer, "--vocab-size", _VOCAB_SIZE, "--overwrite"
+    )
     for part, text in texts.items():
         _run_verb(console, "preprocess", text, "--tokenizer", tokenizer, "--output", data / part, "--overwrite")
     _run_verb(
@@ -57,12 +64,11 @@ def demo(
     )  # fmt: skip
     reports = output / "evaluation.json", output / "evaluation_resharded.json"
     # because: these windows cost a quarter less than the default's, which overlap by half, for 0.001 bits per byte
-    measure = ("--task", "perplexity", "--stride", 96, "--data", data / "heldout", "--output")
+    measure = ("--task", "perplexity", "--stride", 96, "--data", data / "heldout", "--overwrite", "--output")
     _run_verb(console, "eval", run, *measure, reports[0], "--baseline", data / "train")
     _run_verb(console, "reshard", run, "--to", LAYOUT, "--output", output / "resharded", "--overwrite")
     _run_verb(console, "eval", output / "resharded", *measure, reports[1])
-    shutil.rmtree(output / "hf", ignore_errors=True)  # because: an earlier demo's would be in the way
-    _run_verb(console, "export", run, "--to", "hf", "--output", output / "hf")
+    _run_verb(console, "export", run, "--to", "hf", "--output", output / "hf", "--overwrite")
     prompt = 'def read_json(path):\n    """'
     _run_verb(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 120, "--temperature", 0.6, "--seed", 1)
     _finish(console, output, read_result(reports[0]), read_result(reports[1]), time.monotonic() - began)

@@ -12,14 +12,25 @@ import typer
 
 from lmtrain.cli.prompts import check_prompt_options, note_on_lines, read_prompt, read_prompts
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_notice, print_text
-from lmtrain.cli.shared_options import Device, Plugins, Precision, Weights, parse_output_file
+from lmtrain.cli.shared_options import (
+    Device,
+    Overwrite,
+    Plugins,
+    Precision,
+    Weights,
+    parse_output_file,
+    refuse_unused_overwrite,
+)
 from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.runtime.files.atomic_files import atomic_file, check_output_folder
+from lmtrain.runtime.files.existing_output import Kind, check_output, has_rows_with
 from lmtrain.runtime.processes.process_environment import set_library_defaults
 from lmtrain.units import plural
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
+
+_CONTINUATIONS = Kind("a file of continuations", has_rows_with("prompt", "text", "seed"))
 
 
 def generate(
@@ -63,6 +74,7 @@ def generate(
             help="Write each prompt and its continuation to this file, in lines of JSON, and print only a summary.",
         ),
     ] = None,
+    overwrite: Overwrite = False,
     device: Device = "auto",
     precision: Precision = "fp32",
     weights: Weights = "model",
@@ -75,8 +87,10 @@ def generate(
 
     samplings = build_samplings(temperature, top_k, top_p, seed, num_samples)
     check_prompt_options(prompt, prompt_file, prompts)
+    refuse_unused_overwrite(overwrite, output, subject="text that is only printed")
     if output is not None:
         check_output_folder(output.parent, f"The folder of --output={output}", check_lock=False)
+        check_output(output, _CONTINUATIONS, overwrite=overwrite)
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
     texts = _read_texts(prompt, prompt_file, prompts)

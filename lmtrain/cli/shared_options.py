@@ -13,6 +13,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError, leave_out, own, split_ways, way
+from lmtrain.runtime.files.existing_output import Found, Kind, check_output
 from lmtrain.similar_path import paths_in_one_word
 from lmtrain.units import parse_bytes, parse_count
 
@@ -70,6 +71,7 @@ FromBeginning = Annotated[
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that this command wrote earlier.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 Precision = Annotated[PrecisionName, typer.Option(help="Number format to compute in.")]
@@ -211,6 +213,23 @@ def check_output_folder(option: str, output: Path) -> None:
             f"{option} {output} cannot be written, because the folder {output.parent} does not exist. Create it, or "
             "give a file in another folder."
         )
+
+
+def check_output_file(option: str, output: Path, kind: Kind, *, overwrite: bool, is_default: bool = False) -> Found:
+    """Return what is at the place of an output file, as `check_output` does. Raise OutputError also if the
+    folder of one that was named does not exist; `option` is the option that named the file, for the message.
+    """
+    if not is_default:
+        check_output_folder(option, output)
+    return check_output(output, kind, overwrite=overwrite, is_default=is_default)
+
+
+def refuse_unused_overwrite(overwrite: bool, *outputs: Path | None, subject: str) -> None:
+    """Raise UsageError if --overwrite was typed and no output was named. `subject` is what is made then, for the
+    message.
+    """
+    if overwrite and not any(outputs):
+        raise UsageError(f"--overwrite has no effect with {subject}. {leave_out('--overwrite', shown='Leave it out')}.")
 
 
 def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.path.exists) -> None:

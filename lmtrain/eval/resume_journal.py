@@ -1,9 +1,10 @@
 """A journal of an evaluation's answers on disk, batch by batch, so that a killed evaluation resumes without rescoring.
 
-The scorer looks a batch up before it scores it, and adds the answers afterwards. Every record carries a checksum and a
-hash of its question: the model, how it computes, and the batch's tokens. So an answer is never used for another
-question, whatever differs between two calls. Batches depend only on requests and options: after a resume the remaining
-batches, and so the digits of the result, are the same as without the interruption.
+The head names the command that scores, so that another one does not take the file for its own. The scorer looks a batch
+up before it scores it, and adds the answers afterwards. Every record carries a checksum and a hash of its question: the
+model, how it computes, and the batch's tokens. So an answer is never used for another question, whatever differs
+between two calls. Batches depend only on requests and options: after a resume the remaining batches, and so the digits
+of the result, are the same as without the interruption.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import OutputError
-from lmtrain.eval.score_targets import TargetScores
-from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.atomic_files import open_output, read_bytes, read_range, storage_errors
 from lmtrain.runtime.processes.fault_injection import fault_point
 
-_HEAD = b"lmtrain evaluation journal 1\n"
+if TYPE_CHECKING:
+    from lmtrain.eval.score_targets import TargetScores
+    from lmtrain.eval.windows import Request
+
+_MARK = b"lmtrain evaluation journal 2 of "
+_HEAD_BYTES = len(_MARK) + 65  # then the command, 64 characters, and a newline
+NO_COMMAND = "0" * 64
 _FRAME = struct.Struct("<II")  # length of the record in bytes, and its CRC-32
 _KEY_BYTES = 16
 Report = Callable[[str], None]
@@ -36,8 +42,12 @@ Share = Callable[[bytes], bytes]  # returns rank 0's bytes on every rank
 class Journal:
     """The journal of a scorer. Only rank 0 has a file; all ranks share its answers, and so skip the same batches."""
 
-    def __init__(self, path: Path | None, report: Report = lambda text: None, share: Share = lambda data: data) -> None:
+    def __init__(
+        self, path: Path | None, report: Report = lambda text: None, share: Share = lambda data: data,
+        command: str = NO_COMMAND,
+    ) -> None:  # fmt: skip
         self._path, self._report, self._identity = path, report, b""
+        self._head = _MARK + command.encode() + b"\n"
         self._fd = None if path is None else _open_locked(path)
         data = b"" if self._fd is None else read_range(self._fd, 0, os.fstat(self._fd).st_size)
         self._data = share(self._undamaged_part(data))
@@ -79,7 +89,7 @@ class Journal:
     def close(self, *, done: bool) -> None:
         """Close the journal file. Delete it if `done` (the evaluation has finished) or if no answers were recorded."""
         if self._fd is not None and self._path is not None:
-            if done or os.fstat(self._fd).st_size <= len(_HEAD):
+            if done or os.fstat(self._fd).st_size <= _HEAD_BYTES:
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
@@ -91,24 +101,26 @@ class Journal:
         """
         if self._fd is None or self._path is None:
             return b""
-        if data.startswith(_HEAD):
+        if data.startswith(self._head):
             records = _record_ranges(data)
-            num_bytes = records[-1][1] if records else len(_HEAD)
+            num_bytes = records[-1][1] if records else _HEAD_BYTES
             if num_bytes < len(data):
                 self._report(f"{self._path} is damaged after {len(records)} batches; the rest is scored again.")
             data = data[:num_bytes]
         else:
-            if not _HEAD.startswith(data):
+            if not data.startswith(_MARK[: len(data)]):
                 raise OutputError(
                     f"{self._path} is in the place of the evaluation's journal, but is no journal. Remove or rename it."
                 )
+            if len(data) > _HEAD_BYTES:
+                self._report(f"{self._path} is of another command, so it is started again.")
             data = b""
         with storage_errors(self._path, "Writing"):
             os.ftruncate(self._fd, len(data))
             os.lseek(self._fd, 0, os.SEEK_END)
             if not data:
-                os.write(self._fd, _HEAD)
-        return data or _HEAD
+                os.write(self._fd, self._head)
+        return data or self._head
 
     def _discard_rest(self) -> None:
         num_bytes = self._records[self._next][0] - _FRAME.size
@@ -129,19 +141,33 @@ class Journal:
         return digest.digest()
 
 
+def journal_file(output: Path) -> Path:
+    """Return the path of the journal of an evaluation with this results file."""
+    return output.with_name(f"{output.name}.journal")
+
+
+def is_journal(path: Path, command: str = "") -> bool:
+    """Return whether the file at a path is a journal of answers, and of this command if one is given."""
+    with suppress(OSError), open(path, "rb") as file:
+        head, expected = file.read(_HEAD_BYTES), _MARK + command.encode()
+        return head.startswith(expected) or expected.startswith(head)  # because: a kill may have torn it
+    return False
+
+
 @contextmanager
 def open_journal(
-    output: Path | None, report: Report = lambda text: None, share: Share = lambda data: data
-) -> Iterator[Journal]:
-    """Open the journal of computed answers, OUTPUT.journal next to the results file `output`, for the `with` block. If
-    the block raises, the file stays, and the next call with this `output` resumes from it; otherwise it is deleted.
+    output: Path | None, report: Report = lambda text: None, share: Share = lambda data: data,
+    command: str = NO_COMMAND,
+) -> Iterator[Journal]:  # fmt: skip
+    """Open the journal of computed answers next to the results file `output` for the `with` block. If the block raises,
+    the file stays, and the next call of this `command`, 64 characters, resumes from it; otherwise it is deleted.
     `report` receives messages; `share` must return rank 0's bytes on every rank.
     """
-    path = None if output is None else output.with_name(f"{output.name}.journal")
+    path = None if output is None else journal_file(output)
     if path is not None:
         with storage_errors(path, "Writing"):
             path.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(path, report, share)
+    journal = Journal(path, report, share, command)
     try:
         yield journal
     except BaseException:
@@ -184,7 +210,7 @@ def _record_ranges(data: bytes) -> list[tuple[int, int]]:
     """Return (start, stop) of each whole record in `data`, the content of a journal file, up to the first record that
     is torn or damaged.
     """
-    ranges, at = [], len(_HEAD)
+    ranges, at = [], _HEAD_BYTES
     while at + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, at)
         start, stop = at + _FRAME.size, at + _FRAME.size + size
@@ -208,6 +234,8 @@ def _decode_record(record: bytes, key: bytes, num_requests: int) -> list[TargetS
     """Return the answers to the `num_requests` requests of a journal record; None if it is a record of other requests,
     whose key is not `key`.
     """
+    from lmtrain.eval.score_targets import TargetScores  # because: it brings torch, which opening a journal needs not
+
     if record[:_KEY_BYTES] != key:
         return None
     counts = np.frombuffer(record, "<u4", num_requests, _KEY_BYTES)

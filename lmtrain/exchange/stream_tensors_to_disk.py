@@ -113,11 +113,13 @@ def save_imported(
     step: int = 0,
     files: Mapping[str, bytes] = MappingProxyType({}),
     report: Report | None = None,
+    made_from: str | None = None,
 ) -> dict[str, Any]:
     """Save an imported model as the checkpoint of `step` in the folder `output`, and return the facts to report, such
     as its path. `read_parts` takes a name of settings.weights() and returns that weight as consecutive groups of rows.
     `origin` records where the weights come from, and `source` is the folder that holds them, if any. `files` are extra
-    files (name -> content); a tokenizer.json among them replaces that of `tokenizer`.
+    files (name -> content); a tokenizer.json among them replaces that of `tokenizer`. The checkpoint records
+    `made_from`, a text about inputs and options.
     """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -147,7 +149,9 @@ def save_imported(
             "eod_id": tokenizer.eod_id,
             "vocab_size": tokenizer.vocab_size,
         },
-        "imported": dict(origin) | ({"source": str(source), "files": source_identity(source)} if source else {}),
+        "imported": dict(origin)
+        | ({"source": str(source), "files": source_identity(source)} if source else {})
+        | ({} if made_from is None else {"made_from": made_from}),
     }
     data = RankData(specs, report_progress(rows(), total, report))
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()} | dict(files))

@@ -130,7 +130,8 @@ def test_answers_of_a_call_that_failed_are_not_taken_over_in_another_precision(
         evaluation(run, *asked(held_out, later), "--output", output)
     in_fp32 = json.loads(output.read_text())["results"][0]
     later.write_text(held_out.read_text())
-    in_bf16 = evaluation(run, *asked(held_out, later), "--output", output, "--precision", "bf16")["results"]
+    written = ("--output", output, "--overwrite")
+    in_bf16 = evaluation(run, *asked(held_out, later), *written, "--precision", "bf16")["results"]
     alone = evaluation(run, *asked(held_out), "--precision", "bf16")["results"][0]
     assert {one["nll_sum_nats"] for one in in_bf16} == {alone["nll_sum_nats"]}
     assert in_fp32["nll_sum_nats"] != alone["nll_sum_nats"]

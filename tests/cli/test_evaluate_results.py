@@ -100,6 +100,30 @@ def test_what_was_finished_stays_when_a_later_task_fails(run: Path, held_out: Pa
     assert document(output)["complete"] is True
 
 
+def test_results_are_kept_until_others_are_complete(run: Path, held_out: Path, tmp_path: Path) -> None:
+    output, journal = tmp_path / "r.json", tmp_path / "r.json.journal"
+    whole = (run, *asked("perplexity", held_out), "--output", output)
+    call(*whole)
+    before = output.read_bytes()
+    assert "is already there" in call(*whole)
+    assert json.loads(call(*whole, "--json")) == document(output)
+    for other in (("--limit", 3), ("--precision", "bf16"), ("--samples", tmp_path / "s.jsonl")):
+        assert "--overwrite" in call(*whole, *other, code=73)
+    (tmp_path / "bad.jsonl").write_text('{"no": "text"}\n')
+    more = asked("lambada/megatron-strict", tmp_path / "bad.jsonl")
+    call(*whole, *more, "--overwrite", code=65)
+    assert output.read_bytes() == before
+    answers = journal.read_bytes()
+    output.rename(tmp_path / "kept.json")
+    assert "r.json.journal is there already" in call(*whole, code=73)
+    assert journal.read_bytes() == answers
+    (tmp_path / "kept.json").rename(output)
+    (tmp_path / "bad.jsonl").write_text(held_out.read_text())
+    assert "not scored again" in call(*whole, *more, "--overwrite")
+    assert document(output)["complete"] is True
+    assert not journal.exists()
+
+
 def test_two_results_files_are_compared_and_two_checkpoints_give_the_same(
     run: Path, held_out: Path, tmp_path: Path
 ) -> None:

@@ -243,7 +243,7 @@ def test_other_programs_formats_have_commands_of_their_own(arguments: tuple[str,
 
 
 def test_outputs_that_are_refused(run: Path, other: Path, tmp_path: Path) -> None:
-    assert "exists" in lmtrain("reshard", run, "--to", "pp=2", "--output", other, code=73)
+    assert "is there already" in lmtrain("reshard", run, "--to", "pp=2", "--output", other, code=73)
     assert "must not change" in lmtrain(
         "reshard", run, "--to", "pp=2", "--output", run / CHECKPOINT, "--overwrite", code=2
     )

@@ -32,7 +32,7 @@ def test_waiting_within_a_stage_is_said_within_the_screen(tmp_path: Path) -> Non
     made.summing = 20.0  # what takes long has a long bar beside it
     made.write(tmp_path)
     for columns in (80, 120):
-        shown = on_terminal("trace", tmp_path, "--out", tmp_path / "x.json", columns=columns)
+        shown = on_terminal("trace", tmp_path, "--out", tmp_path / f"{columns}.json", columns=columns)
         assert any("ms of it waiting for slower ranks" in line for line in shown.splitlines())  # not torn apart
         assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= columns
 

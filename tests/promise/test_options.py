@@ -27,8 +27,8 @@ QUICK = ("config list --json", "config show --json", "lmtrain --version", "plan 
 
 
 @pytest.fixture(scope="session")
-def looker(tmp_path_factory: pytest.TempPathFactory) -> Looker:
-    return Looker(World(tmp_path_factory.mktemp("options") / "world"))
+def looker(world: World) -> Looker:
+    return Looker(world)
 
 
 def tried() -> list[object]:

@@ -12,6 +12,7 @@ documents.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import unicodedata
@@ -188,6 +189,12 @@ def record_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> None
     same.
     """
     write_json(folder / INPUTS_FILE, _input_facts(inputs, minhash))
+
+
+def has_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> bool:
+    """Return whether the work folder records these input files, unchanged since then, and parameters."""
+    path = folder / INPUTS_FILE
+    return path.exists() and read_json(path) == json.loads(json.dumps(_input_facts(inputs, minhash)))
 
 
 def check_inputs(folder: Path, inputs: Inputs) -> None:

@@ -444,7 +444,8 @@ def merge_outputs(output: Path, *, overwrite: bool = False) -> list[tuple[Path, 
     require_documents(reports[0].step, tally)
     # because: a merge that was killed before it removed the parts goes on
     others = [path for path in outputs if not _is_joined(path)]
-    check_outputs(others, report, None, None, overwrite=overwrite)
+    key = "text" if any(map(has_rows_with("text"), _find_parts(outputs[0]))) else None
+    check_outputs(others, report, key, None, overwrite=overwrite)
     merged = [(path, merge_parts(path)) for path in outputs]
     Report(reports[0].step, tally).write(report)
     for path in parts:

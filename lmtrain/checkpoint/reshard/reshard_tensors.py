@@ -354,7 +354,7 @@ def write_checkpoint(
     """
     step = source.manifest.step
     for folder in source.folders:
-        check_output(folder, output, step)
+        refuse_source_as_output(folder, output, step)
     key, work = work_key(source.identity, files), WorkFolder(output, purpose.suffix)
     state = {**state, purpose.record: {**state[purpose.record], "key": key}}
     targets = {name: TargetFile(work.files / name, specs) for name, specs in files.items()}
@@ -364,7 +364,7 @@ def write_checkpoint(
     entries |= {blocks_file(name): entry for name, entry in entries.items()}
     encode_manifest(Manifest(step, entries, tensors, state))
     if not _is_finished_output(output, purpose, key):
-        work.check_output(overwrite)
+        work.check_places(overwrite)
     with storage_errors(output, purpose.action, total_bytes(targets)), folder_lock(work.path):
         work.restore_replaced()
         try:
@@ -376,7 +376,7 @@ def write_checkpoint(
                 if not overwrite:
                     raise OutputError(f"{output}, made by this command earlier, is damaged: {damages[0]} "
                                       f"Add {way('--overwrite')} to make it again.")  # fmt: skip
-            work.check_output(overwrite)
+            work.check_places(overwrite)
             return Attempt(source, work, targets, key, limits, report).run(state, overwrite)
         except BaseException as error:
             # because: parts of a damaged source are of no use, and without a journal there is nothing to continue
@@ -385,7 +385,7 @@ def write_checkpoint(
             raise
 
 
-def check_output(source: Path, output: Path, step: int) -> None:
+def refuse_source_as_output(source: Path, output: Path, step: int) -> None:
     """Raise UsageError if `output` is, holds or lies in the checkpoint `source`, or if its name is that of a checkpoint
     of another step than `step`.
     """

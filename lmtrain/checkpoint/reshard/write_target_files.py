@@ -37,7 +37,8 @@ from lmtrain.errors import OutputError, UsageError, leave_out, way
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.layers_and_shards_of_ranks import placements_of_rank
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.files.atomic_files import put_in_place, read_range
+from lmtrain.runtime.files.atomic_files import fsync_dir, put_in_place, read_range, swap
+from lmtrain.runtime.files.existing_output import Kind, check_output
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.units import format_bytes
 
@@ -279,6 +280,9 @@ def _boxes_of_tensor(
     return boxes if shape == tensor.shape else None
 
 
+_CHECKPOINT = Kind("a checkpoint", lambda path: (path / MANIFEST).is_file(), is_folder=True)
+
+
 @dataclass(frozen=True)
 class WorkFolder:
     """The folder OUTPUT.SUFFIX, such as OUTPUT.resharding, in which a command works until its result becomes OUTPUT."""
@@ -301,22 +305,13 @@ class WorkFolder:
 
     @property
     def _replaced(self) -> Path:
-        return self.path / "replaced"
+        return self.path / "files.aside"  # the name that `swap` gives
 
-    def check_output(self, overwrite: bool) -> None:
-        """Raise OutputError if the output exists, unless `overwrite` is set and it is a checkpoint or an empty folder.
-        Raise also if the work folder is a symbolic link.
-        """
+    def check_places(self, overwrite: bool) -> None:
+        """Raise OutputError if what is at the output must stay, or if the work folder is a symbolic link."""
         if self.path.is_symlink():
             raise OutputError(f"The work folder {self.path} is a symbolic link. Remove it or choose another output.")
-        if not os.path.lexists(self.output):
-            return
-        if not overwrite:
-            raise OutputError(f"{self.output} exists. Choose another output, or add "
-                              f"{way('--overwrite')} to replace it.")  # fmt: skip
-        is_checkpoint = (self.output / MANIFEST).is_file() and not self.output.is_symlink()
-        if not is_checkpoint and not (self.output.is_dir() and not os.listdir(self.output)):
-            raise OutputError(f"{self.output} is not a checkpoint, so it is not replaced. Choose another output.")
+        check_output(self.output, _CHECKPOINT, overwrite=overwrite)
 
     def restore_replaced(self) -> None:
         """Give a checkpoint its name back that was moved aside for a replacement which never took its place."""
@@ -328,7 +323,9 @@ class WorkFolder:
         at the output is replaced.
         """
         fault_point("reshard.publish")
-        put_in_place(self.files, self.output, self._replaced if overwrite else None)
+        if not (overwrite and swap(self.files, self.output)):
+            put_in_place(self.files, self.output)
+        fsync_dir(self.output.parent)
         fault_point("reshard.cleanup")
         self.clean_up()
 

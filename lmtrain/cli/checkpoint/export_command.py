@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
-from lmtrain.cli.screen.print_messages_and_json import print_json, progress
-from lmtrain.cli.shared_options import Json, Plugins, Weights
+from lmtrain.cli.screen.print_messages_and_json import print_json, progress, say_already_there
+from lmtrain.cli.shared_options import Json, Overwrite, Plugins, Weights
 from lmtrain.errors import UsageError, leave_out, way
+from lmtrain.runtime.files.existing_output import Found, made_from
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 
 EXAMPLES = (
@@ -40,6 +42,7 @@ def export(
         typer.Option("--as-iteration", help="With --to megatron: write iter_NNNNNNN in place of release."),
     ] = False,
     weights: Weights = "model",
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +60,17 @@ def export(
             f"--as-iteration names a folder of Megatron-LM, and a Hugging Face folder has no iterations. {without}, or "
             f"use {way('--to', 'megatron')}."
         )
+    from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+    from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
+    from lmtrain.exchange.record_of_export import check_export, new_export
+
     arm_from_env()
+    source = resolve_checkpoint(checkpoint)
+    made = made_from(["export", to, sizes, dtype, as_iteration, weights], [source / MANIFEST])
+    found = check_export(output, to, made, overwrite=overwrite)
+    if found is Found.SAME:
+        return say_already_there(output, as_json=as_json)
+    open_folder = partial(new_export, program=to, made_from=made, replaces=found is Found.OTHER)
     with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
         if to == "hf":
             from lmtrain.exchange.huggingface.import_and_export import export_hf
@@ -65,15 +78,15 @@ def export(
             from lmtrain.train.run_config import config_of_checkpoint
 
             facts = export_hf(
-                checkpoint, output, dtype=dtype, weights=weights, report=report,
+                source, output, dtype=dtype, weights=weights, report=report, open_folder=open_folder,
                 describe=lambda state: facts_of_checkpoint(config_of_checkpoint(state), state),
             )  # fmt: skip
         else:
             from lmtrain.exchange.megatron.import_and_export import export_megatron
 
             facts = export_megatron(
-                checkpoint, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32",
-                weights=weights, as_iteration=as_iteration, report=report,
+                source, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype or "fp32",
+                weights=weights, as_iteration=as_iteration, report=report, open_folder=open_folder,
             )  # fmt: skip
     return print_json(facts, default=str) if as_json else print_conversion(_TITLES[to], facts)
 

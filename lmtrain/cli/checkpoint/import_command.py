@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
-from lmtrain.cli.screen.print_messages_and_json import print_json, progress
-from lmtrain.cli.shared_options import Json
+from lmtrain.cli.screen.print_messages_and_json import print_json, progress, say_already_there
+from lmtrain.cli.shared_options import Json, Overwrite
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 
@@ -40,6 +40,7 @@ def import_(
         Literal["hf", "megatron"] | None,
         typer.Option("--format", help="The program that wrote SOURCE. [default: found from its files]"),
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Make a checkpoint from a model of Hugging Face or Megatron-LM.
@@ -59,8 +60,11 @@ def import_(
         from lmtrain.exchange.import_foreign_model import import_folder
 
         facts = import_folder(
-            source, output, program=format_, tokenizer=tokenizer, overrides=overrides, report=report
-        )
+            source, output, program=format_, tokenizer=tokenizer, overrides=overrides, report=report,
+            overwrite=overwrite,
+        )  # fmt: skip
+    if "settings" not in facts:
+        return say_already_there(Path(facts["checkpoint"]), as_json=as_json)
     return print_json(facts, default=str) if as_json else print_conversion(f"imported {facts['found']}", facts)
 
 

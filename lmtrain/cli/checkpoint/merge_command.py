@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
-from lmtrain.cli.shared_options import Json, Plugins, parse_size, refuse_lists
+from lmtrain.cli.shared_options import Json, Overwrite, Plugins, parse_size, refuse_lists
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, fill_in, join_few, leave_out, way
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
@@ -65,7 +65,7 @@ def merge(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of threads. [default: one per processor, at most 16]")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:

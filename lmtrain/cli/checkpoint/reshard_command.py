@@ -13,7 +13,7 @@ import typer
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, progress
 from lmtrain.cli.settings_keys.layout_option_ways import ways_in_layout_option
-from lmtrain.cli.shared_options import Json, Plugins, parse_size
+from lmtrain.cli.shared_options import Json, Overwrite, Plugins, parse_size
 from lmtrain.errors import UsageError, fill_in, leave_out, shell_quoted
 from lmtrain.placement.parallel_settings import check_layout, parse_layout
 from lmtrain.runtime.processes.fault_injection import arm_from_env
@@ -28,7 +28,7 @@ def reshard(
     to: Annotated[str | None, typer.Option(metavar="LAYOUT", help="The new layout, as in tp=2,pp=4.")] = None,
     max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that the command may use.")] = "2GiB",
     workers: Annotated[int | None, typer.Option(min=1, help="Number of threads. [default: one per processor]")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
     as_json: Json = False,
     from_: Annotated[str | None, typer.Option("--from", hidden=True)] = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_messages_and_json import echo, progress
+from lmtrain.cli.screen.print_messages_and_json import echo, progress, say_already_there
 from lmtrain.cli.shared_options import (
     InputFormat,
     RereadInputs,
@@ -98,7 +98,7 @@ def get(
         return
     with _show_bytes_fetched() as report:
         result = get_corpus(recipe, files or [], output, offline=offline, report=report, overwrite=overwrite)
-    _say_already_there(output) if result is None else _print(result)
+    say_already_there(output) if result is None else _print(result)
 
 
 @app.command()
@@ -177,7 +177,7 @@ def sign(
     work: WorkFolder,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="Write no signatures for near copies.")] = False,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
-    format_: InputFormat = None, suffix: Suffixes = None,
+    format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Write a hash and a MinHash signature of each document: the first step of deduplication in several tasks."""
     from data_tools.corpus import build_from_yaml
@@ -185,7 +185,8 @@ def sign(
 
     with _options_with_progress(workers, part, key, on_error) as working:
         minhash = None if exact_only else MinHash()
-        _print(build_from_yaml.sign_documents(resolve_text_inputs(inputs, format_, suffix), work, minhash, working))
+        found = resolve_text_inputs(inputs, format_, suffix)
+        _print(build_from_yaml.sign_documents(found, work, minhash, working, overwrite=overwrite))
 
 
 @app.command()
@@ -333,16 +334,20 @@ def merge(
 def build(
     recipe: Annotated[Path, typer.Argument(help="A YAML file: inputs, output, and the steps to run.")],
     workers: Workers = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Run all corpus steps that a YAML file names; if stopped, a second run continues after the last whole step."""
     from data_tools.corpus.build_from_yaml import build_corpus, read_recipe
 
     settings = read_recipe(recipe)
     with _show_documents_done() as report:
-        reports = build_corpus(settings, num_usable_cpus() if workers is None else workers, report)
+        num_workers = num_usable_cpus() if workers is None else workers
+        reports = build_corpus(settings, num_workers, report, overwrite=overwrite)
+    if not reports:
+        return say_already_there(Path(settings.output))
     for result in reports:
         _print(result)
-    echo(f"{settings.output}/report.json has all of this")
+    return echo(f"{settings.output}/report.json has all of this")
 
 
 def build_split(ratios: str, seed: int, by: str) -> SplitStep:
@@ -402,13 +407,9 @@ def _require_place(
     made = None if STDIN in files else made_from([context.command.name, options], map(Path, [*files, *more_inputs]))
     paths = [part.output_path(path) for path in outputs]
     if not check_outputs(paths, part.output_path(report), params["key"], made, overwrite=overwrite):
-        _say_already_there(context.params["output"])
+        say_already_there(context.params["output"])
         raise typer.Exit
     return made
-
-
-def _say_already_there(output: Path) -> None:
-    echo(f"{output} is already there, made from the same inputs with the same options.")
 
 
 def _step_options(

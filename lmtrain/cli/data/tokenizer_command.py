@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress, say_already_there
 from lmtrain.cli.shared_options import (
     InputFormat,
     Json,
+    Overwrite,
     SplitText,
     Suffixes,
     TextInputs,
@@ -22,6 +24,9 @@ from lmtrain.cli.shared_options import (
     resolve_text_inputs,
 )
 from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted, way
+from lmtrain.runfolder.file_names import CONFIG
+from lmtrain.runtime.files.atomic_files import check_output_folder
+from lmtrain.runtime.files.existing_output import Found, Kind, check_output, holds
 from lmtrain.units import plural
 from lmtrain.unreadable_files import is_tokenizer
 
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 app = typer.Typer(no_args_is_help=True)
+_TOKENIZER = Kind("a tokenizer", holds('"added_tokens"'))
 
 
 @app.command()
@@ -54,7 +60,7 @@ def train(
     split: SplitText = "file",
     format_: InputFormat = None,
     suffix: Suffixes = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train a tokenizer on texts; the same texts give the same tokenizer."""
     from data_tools.read.find_input_files import find_sources
@@ -62,6 +68,9 @@ def train(
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     check_training(kind, pattern, lowercase, vocab_size)
+    path = output / "tokenizer.json"
+    _refuse_folder(output)
+    check_output(path, _TOKENIZER, overwrite=True)  # because: whether it is the same is known at the end
     sources = find_sources(resolve_text_inputs(inputs, format_, suffix), split)
     if key != "text":
         refuse_unused_key(sources, key)
@@ -82,14 +91,21 @@ def train(
             if kind == "bpe"
             else train_wordpiece(texts, vocab_size, lowercase)
         )
-    path = output / "tokenizer.json"
-    if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
-        raise OutputError(
-            f"{path} already holds a different tokenizer. Choose another --output, or add --overwrite to replace it."
-        )
+    is_same = path.is_file() and path.read_bytes() == made.to_bytes()
+    if check_output(path, _TOKENIZER, overwrite=overwrite, is_same=is_same) is Found.SAME:
+        return say_already_there(path)
     made.save(path)
     few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"
-    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
+    return echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
+
+
+def _refuse_folder(output: Path) -> None:
+    """Raise OutputError if a tokenizer cannot be written to the folder, or if the folder has a tokenizer of its own: it
+    is that of a run or of a checkpoint.
+    """
+    check_output_folder(output, f"--output={output}", check_lock=False)
+    if (output / CONFIG).exists() or (output / MANIFEST).exists():
+        raise OutputError(f"{output} is a run or a checkpoint, whose tokenizer must not change. Choose another folder.")
 
 
 def check_training(

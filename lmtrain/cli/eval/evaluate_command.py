@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_tools.read.find_input_files import Source, find_sources
+from lmtrain.cli.eval.existing_results import ResultsOrigin, check_results
 from lmtrain.cli.ranks.launch_ranks import (
     NumPerNode,
     NumProcesses,
@@ -19,26 +21,29 @@ from lmtrain.cli.ranks.launch_ranks import (
     detect_process,
     launch_evaluation,
 )
-from lmtrain.cli.screen.print_messages_and_json import print_json
+from lmtrain.cli.screen.print_messages_and_json import print_json, say_already_there
 from lmtrain.cli.settings_keys.shell_completion import complete_task
 from lmtrain.cli.shared_options import (
     Device,
     InputFormat,
+    Overwrite,
     Plugins,
     Precision,
     Suffixes,
     Weights,
     refuse_unused_options,
+    refuse_unused_overwrite,
     resolve_text_inputs,
 )
 from lmtrain.errors import MissingInputError, OutputError, UsageError, fill_in, leave_out, way
-from lmtrain.runtime.files.atomic_files import check_output_folder, refuse_special_file
+from lmtrain.runtime.files.atomic_files import check_output_folder, read_json, refuse_special_file
+from lmtrain.runtime.files.existing_output import Found
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 from lmtrain.similar_path import missing_path, paths_in_one_word
 
 if TYPE_CHECKING:
     from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
-    from lmtrain.cli.eval.run_tasks import Job
+    from lmtrain.cli.eval.run_tasks import Job, Options
     from lmtrain.eval.read_texts import TextInput
 
 Layout = Annotated[
@@ -49,7 +54,7 @@ Layout = Annotated[
         "hold copies of the model, which score other batches.",
     ),
 ]
-_OPTIONS_FOR_FILES = ("compare", "output", "as_json", "full", "plugin")  # with two results files
+_OPTIONS_FOR_FILES = ("compare", "output", "overwrite", "as_json", "full", "plugin")  # with two results files
 
 
 def evaluate(
@@ -107,6 +112,7 @@ def evaluate(
     samples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a row of JSON for every item to this file.")
     ] = None,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Show all measures and facts that the JSON has.")] = False,
@@ -126,6 +132,7 @@ def evaluate(
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
     _check_comparison(context, checkpoint, layout or [], compare, steps)
     refuse_loose_files(layout or [])
+    refuse_unused_overwrite(overwrite, output, samples, subject="results that are only printed")
     _check_outputs(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
     jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key, suffix)
@@ -152,6 +159,7 @@ def evaluate(
         precision=precision, output=output, samples=samples, as_json=as_json, full=full,
     )  # fmt: skip
     if compare is not None and compares_files:
+        options = _check_existing(options, ResultsOrigin.of(context.params, compare, []), overwrite)
         return compare_files(*compare, options)
     unblock_stops()
     # because: errors are reported at once if the checks come before the import of torch
@@ -167,6 +175,9 @@ def evaluate(
             f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
             "processes. Give a file with the text."
         )
+    texts = [*(data or []), *([str(baseline)] if baseline is not None else [])]
+    origin = ResultsOrigin.of(context.params, [source.path for source in sources], texts)
+    options = _check_existing(options, origin, overwrite)
     if processes.are_started:
         return launch_evaluation(context.obj, env)
     session = Session(jobs, options, env, layouts)
@@ -228,6 +239,20 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
         check_output_folder(path.parent, f"The folder of {option}={path}", check_lock=False)
     if output is not None and samples is not None and output.absolute() == samples.absolute():
         raise UsageError(f"--output and --samples cannot both be {output}. Give two different files.")
+
+
+def _check_existing(options: Options, origin: ResultsOrigin, overwrite: bool) -> Options:
+    """Return the options of an evaluation of this origin with what is at the place of its outputs. Raise OutputError if
+    that must not be replaced, and typer.Exit after a message if it is what the evaluation would write.
+    """
+    found = check_results(options.output, options.samples, origin, overwrite=overwrite)
+    if found is Found.SAME and options.output is not None:
+        if options.as_json:
+            print_json(read_json(options.output), ensure_ascii=False)
+        else:
+            say_already_there(options.output)
+        raise typer.Exit
+    return replace(options, origin=origin, replaces=found is Found.OTHER)
 
 
 def build_jobs(

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from lmtrain import __version__
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
+from lmtrain.cli.eval.existing_results import ResultsOrigin
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
 from lmtrain.config.build_typed_settings import build_settings
@@ -88,6 +89,9 @@ class Options:
     samples: Path | None
     as_json: bool
     full: bool
+    origin: ResultsOrigin = field(default_factory=ResultsOrigin)
+    replaces: bool = False  # whether another output is at the place of this one
+
 
 
 def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
@@ -223,7 +227,7 @@ class Session:
         `entries` to fill, and an ExitStack. At the end mark the document as complete, write it to --output, and close
         the stack. With --json print the document, also after an error if the list has entries.
         """
-        document = new_document(format_, **rest, **{entries: []})
+        document = new_document(format_, self.options.origin, **rest, **{entries: []})
         with ExitStack() as stack:
             try:
                 yield document, stack
@@ -243,18 +247,21 @@ class Session:
         )  # fmt: skip
 
     def write(self, document: dict[str, Any]) -> None:
-        """Write the results document to --output, on rank 0."""
-        if self.options.output is not None and self._env.rank == 0:
+        """Write the results document to --output, on rank 0; in place of another one only if it is complete."""
+        is_kept = self.options.replaces and not document["complete"]
+        if self.options.output is not None and self._env.rank == 0 and not is_kept:
             write_json(self.options.output, document)
 
-    def write_samples(self, path: Path, encoded_rows: Sequence[bytes]) -> dict[str, str]:
-        """Write the rows of JSON, one for each item, to the file `path`, on rank 0. Return {"file": path relative to
-        the --output file, "sha256": hash} for the results document; {} on other ranks.
+    def write_samples(self, path: Path, encoded_rows: Sequence[bytes], *, is_last: bool) -> dict[str, str]:
+        """Write the rows of JSON, one for each item, to the file `path`, on rank 0; in place of another file only if
+        they are complete: `is_last`. Return {"file": path relative to the --output file, "sha256": hash} for the
+        results document; {} on other ranks.
         """
         if self._env.rank > 0:
             return {}
-        with atomic_file(path) as file:
-            file.writelines(encoded_rows)
+        if is_last or not self.options.replaces:
+            with atomic_file(path) as file:
+                file.writelines(encoded_rows)
         written_path = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
         return {"file": written_path, "sha256": hashlib.sha256(b"".join(encoded_rows)).hexdigest()}
 
@@ -275,9 +282,14 @@ class Session:
         from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
         if self._journal is None:
-            output = self.options.output if self._env.rank == 0 else None
-            journal = open_journal(output, lambda message: print_message(self.console, message), broadcast_from_rank0)
-            self._journal = stack.enter_context(journal)
+            options = self.options
+            output = options.output if self._env.rank == 0 else None
+            self._journal = stack.enter_context(
+                open_journal(
+                    output, lambda message: print_message(self.console, message), broadcast_from_rank0,
+                    options.origin.command,
+                )
+            )  # fmt: skip
         subject, facts = loaded.subject, loaded.facts
         weights = facts.get("weights", "model")  # because: both sets of weights lie in one checkpoint
         computed = (weights, subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
@@ -340,7 +352,8 @@ def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
             if options.samples is not None:
                 prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
                 lines.append(encode_rows(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
-                document["samples"] = session.write_samples(options.samples, lines)
+                is_last = len(document["results"]) + 1 == len(session.jobs)
+                document["samples"] = session.write_samples(options.samples, lines, is_last=is_last)
             document["results"].append(outcome.result.to_dict())
             session.write(document)
             session.screen.print(render(outcome.result, loaded.facts, full=options.full))
@@ -378,9 +391,9 @@ def _model_facts(source: ModelSource) -> dict[str, Fact]:
     return {"model": Fact(", ".join(files), f"{len(files)} files in {source.path}")}
 
 
-def new_document(format_: str, **rest: Any) -> dict[str, Any]:
+def new_document(format_: str, origin: ResultsOrigin, **rest: Any) -> dict[str, Any]:
     """Return a results document of this version with `complete` False and further entries."""
-    return {"format": format_, "lmtrain": __version__, "complete": False, **rest}
+    return {"format": format_, "lmtrain": __version__, "complete": False, **vars(origin), **rest}
 
 
 def print_document(document: dict[str, Any]) -> None:
@@ -468,7 +481,8 @@ def compare_files(file_a: Path, file_b: Path, options: Options) -> None:
             f"The results files {file_a} and {file_b} have no task in common: {'; '.join(unpaired)}. Evaluate both "
             "checkpoints on the same task."
         )
-    document = new_document("lmtrain comparison", a={"file": str(file_a)}, b={"file": str(file_b)}, left_out=unpaired)
+    sides = {name: {"file": str(file)} for name, file in zip("ab", (file_a, file_b), strict=True)}
+    document = new_document("lmtrain comparison", options.origin, **sides, left_out=unpaired)
     comparisons = _compare_pairs(pairs, document)
     if options.output is not None:
         write_json(options.output, document)
@@ -494,7 +508,7 @@ def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
                 models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
                 del loaded  # because: two models need not fit in memory
         pairs = [*zip((task for task, _ in session.jobs), sides[0], sides[1], strict=True)]
-        document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
+        document = new_document("lmtrain comparison", session.options.origin, a=models[0], b=models[1], left_out=[])
         comparisons = _compare_pairs(pairs, document)
         session.write(document)
         session.print_result(document)

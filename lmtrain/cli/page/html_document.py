@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from lmtrain.runtime.files.existing_output import Kind, begins_with, holds
+
 Cells = Mapping[str, str]
 
 
@@ -24,6 +26,7 @@ class Picture(NamedTuple):
 
 Part = str | Picture
 
+_GENERATOR = '<meta name="generator" content="lmtrain">'
 _LIGHT = {
     "ink": "#1c2430", "soft": "#5d6776", "paper": "#ffffff", "card": "#ffffff", "line": "#d9dee6", "shade": "#eef0f3",
     "fits": "#2f6fb5", "best": "#12805c", "unfit": "#eef0f3", "idle": "#eef0f3", "limit": "#c22f2f",
@@ -78,10 +81,14 @@ def build_page(title: str, parts: Iterable[Part], more_style: str = "") -> str:
         f'<div class="scroll picture">{part.svg}</div>' if isinstance(part, Picture) else part for part in parts
     )
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" '
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{_GENERATOR}\n<meta name="viewport" '
         f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>{page_style()}{more_style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+PAGE_FILE = Kind("a page that lmtrain wrote", holds(_GENERATOR))
+SVG_FILE = Kind("an SVG picture", begins_with(b"<svg ", b"<?xml "))
 
 
 def standalone_svg(svg: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from lmtrain.cli.plan.plan_question_and_search import load_hardware
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
+from lmtrain.cli.shared_options import refuse_unused_overwrite
 from lmtrain.errors import DataError, MissingInputError, UsageError, leave_out, way
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.plan.calibrate_to_measured_steps import (
@@ -30,15 +31,20 @@ from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.folder_reader import not_a_run
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.atomic_files import atomic_file
+from lmtrain.runtime.files.existing_output import Kind, check_output, holds
 from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 
 _WARMUP_STEPS = 5  # left out, as they allocate memory and fill caches
 _MIN_TIMES = 3
 _GROUP = "hardware"
+_MADE_BY = "`lmtrain plan --calibrate` wrote this"
+_HARDWARE_FILE = Kind("a config that `lmtrain plan --calibrate` wrote", holds(_MADE_BY))
 
 
-def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
+def calibrate_runs(
+    arguments: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool, *, overwrite: bool
+) -> None:
     """Fit the efficiency factors of a machine's hardware config to the measured step times of two or more runs on it.
     Print the result, as JSON with `as_json`, and write the fitted config to the file `out` if given.
 
@@ -49,6 +55,9 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
             f"--output={out} must be a file NAME.yaml in a folder called hardware, so that hardware=NAME can choose "
             f"it. Use {way(f'--output={out.parent / _GROUP / out.stem}.yaml')}."
         )
+    refuse_unused_overwrite(overwrite, out, subject="figures that are only printed")
+    if out is not None:
+        check_output(out, _HARDWARE_FILE, overwrite=overwrite)
     folders = [Path(word) for word in arguments if "=" not in word]
     if len(folders) < 2:
         raise UsageError(
@@ -198,7 +207,7 @@ def _write_hardware(path: Path, hardware: Hardware, base_name: str, num_runs: in
     """Write the machine as a YAML hardware config to `path`. A comment in its first line names `base_name`, the config
     from which the fit started, and the number of runs.
     """
-    comment = f"# {base_name}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
+    comment = f"# {base_name}, as {num_runs} runs on it have shown; {_MADE_BY}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write((comment + yaml.safe_dump(hardware.to_dict(), sort_keys=False)).encode())

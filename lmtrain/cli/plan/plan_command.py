@@ -14,10 +14,12 @@ from lmtrain.cli.shared_options import (
     ConfigName,
     Json,
     Overrides,
+    Overwrite,
     Plugins,
-    check_output_folder,
+    check_output_file,
     parse_output_file,
     refuse_unused_options,
+    refuse_unused_overwrite,
 )
 from lmtrain.errors import LayoutError, UsageError, leave_out, way
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
@@ -28,7 +30,7 @@ EXAMPLES = (
     ("lmtrain plan model=gpt2_xl hardware=a100_80gb gpus=64 --html plan.html", "a page with pictures"),
     ("lmtrain plan model=gpt2_xl hardware=h100 gpus=8 --doublings 4 --grow-batch", "what more GPUs would bring"),
 )
-_WITH_CALIBRATE = {"overrides", "config_dir", "calibrate", "out", "plugin", "as_json"}
+_WITH_CALIBRATE = {"overrides", "config_dir", "calibrate", "out", "overwrite", "plugin", "as_json"}
 
 
 def plan(
@@ -74,6 +76,7 @@ def plan(
             help="With --calibrate: write the result to this DIR/hardware/NAME.yaml.",
         ),
     ] = None,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -87,12 +90,13 @@ def plan(
         refuse_unused_options(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
         from lmtrain.cli.plan.calibrate_command import calibrate_runs
 
-        return calibrate_runs(overrides or [], config_dir, out, as_json)
+        return calibrate_runs(overrides or [], config_dir, out, as_json, overwrite=overwrite)
     if out is not None:
         raise UsageError(
             f"--output={out} has an effect only with --calibrate, whose result it holds. Give --calibrate and folders "
             f"of runs, or {leave_out('--output', shown='leave --output out')}."
         )
+    refuse_unused_overwrite(overwrite, html, subject="a plan that is only printed")
     if layout is not None:
         unused = {"grow_batch", *["doublings"] * bool(doublings)}
         refuse_unused_options(context, unused, "--layout, which fixes the number of GPUs")
@@ -123,7 +127,9 @@ def plan(
         question = with_gpus_per_node(question, gpus_per_node)
     gpus_per_switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
     if html is not None:
-        check_output_folder("--html", html)
+        from lmtrain.cli.page.html_document import PAGE_FILE
+
+        check_output_file("--html", html, PAGE_FILE, overwrite=overwrite)
     result = find_layouts(
         question, top=top, every_layout=every, objective=by, doublings=0 if layout else doublings,
         grow_batch=grow_batch, margin=margin, gpus_per_switch=gpus_per_switch, dollars_per_gpu_hour=price,

@@ -14,6 +14,8 @@ import typer
 from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin, read_merge
 from lmtrain.cli.inspect.run_folder_view import facts_of_run, finite_or_none, ingredient_lines
 from lmtrain.cli.page.html_document import (
+    PAGE_FILE,
+    SVG_FILE,
     Cells,
     Part,
     Picture,
@@ -36,7 +38,13 @@ from lmtrain.cli.report.draw_curves import (
 )
 from lmtrain.cli.report.rank_timeline_and_memory_sections import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.print_messages_and_json import echo
-from lmtrain.cli.shared_options import check_output_folder, parse_output_file, refuse_lists
+from lmtrain.cli.shared_options import (
+    Overwrite,
+    check_output_file,
+    parse_output_file,
+    refuse_lists,
+    refuse_unused_overwrite,
+)
 from lmtrain.config.settings_base import show
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, shorten, way
 from lmtrain.observe.history.read_metrics_columns import Record, read_record
@@ -47,6 +55,7 @@ from lmtrain.runfolder.metrics_rows import read_last_rows, rows_in_force
 from lmtrain.runfolder.run_facts import RunFacts
 from lmtrain.runfolder.settings_differences import changed_histories, differences, flatten
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
+from lmtrain.runtime.files.existing_output import check_output
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 EXAMPLES = (
@@ -76,6 +85,7 @@ def report(
         Path | None,
         typer.Option("--svg", metavar="DIR", help="Also write each picture as SVG into this folder."),
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write an HTML page about one or more runs: curves, saves, faults, layout, settings, evaluations.
 
@@ -87,17 +97,21 @@ def report(
             f"--output {out} would be a page of HTML under another suffix, {out.suffix}. Use "
             f"{way('--output', str(out.with_suffix('.html')))}; `lmtrain.metrics(RUN)` gives the numbers in Python."
         )
+    refuse_unused_overwrite(overwrite, out, svg, subject="the default file, which is replaced if it is a report")
     refuse_lists(runs)
     _refuse_merged(runs)
     found_runs = read_runs(expand_runs(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)
-    out = out or runs[0] / "report.html"
-    check_output_folder("--output", out)
+    is_default, out = out is None, out or runs[0] / "report.html"
+    check_output_file("--output", out, PAGE_FILE, overwrite=overwrite, is_default=is_default)
     records = [read_record(run.metrics) for run in found_runs]
     charts = build_charts([run.name for run in found_runs], records, [run.stop for run in found_runs])
     parts = [*page_parts(found_runs, records, charts)]
+    pictures = {} if svg is None else dict(_pictures(svg, charts, parts))
+    for path in pictures:
+        check_output(path, SVG_FILE, overwrite=overwrite)
     with atomic_file(out) as file:
         file.write(_encode(build_page(page_title(found_runs), parts, more_style=read_asset("report.css"))))
     missing = sum(len(run.problems) + len(record.problems) for run, record in zip(found_runs, records, strict=True))
@@ -105,12 +119,17 @@ def report(
     note = several if missing > 1 else "; it says what is missing" * missing
     echo(f"{out}: {plural(len(charts.figures), 'figure')}, {format_bytes(out.stat().st_size)}{note}")
     if svg is not None:
-        curves = [Picture(figure.key, draw_figure(charts, figure, 760, 360)) for figure in charts.figures]
-        pictures = [*curves, *(part for part in parts if isinstance(part, Picture))]
-        for picture in pictures:
-            with atomic_file(svg / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
+        for path, picture in pictures.items():
+            with atomic_file(path) as file:
                 file.write(_encode(standalone_svg(picture.svg)))
         echo(f"{svg}: {len(pictures)} pictures as SVG")
+
+
+def _pictures(folder: Path, charts: Charts, parts: Sequence[Part]) -> Iterator[tuple[Path, Picture]]:
+    """Yield (file in `folder`, picture) for each figure and each other picture of the page."""
+    curves = [Picture(figure.key, draw_figure(charts, figure, 760, 360)) for figure in charts.figures]
+    for picture in [*curves, *(part for part in parts if isinstance(part, Picture))]:
+        yield folder / f"{re.sub('[ /]', '_', picture.name)}.svg", picture
 
 
 def _refuse_merged(paths: Sequence[Path]) -> None:

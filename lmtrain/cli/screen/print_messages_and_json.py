@@ -18,6 +18,8 @@ from lmtrain.runtime.processes.command_watch import note_output
 from lmtrain.runtime.terminal_safe_text import escape_control_characters, warn, wrap_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from lmtrain.observe.screen.command_progress import ProgressReporter
@@ -31,6 +33,14 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any)
     note_output()
     escaped_text = escape_control_characters(str(text))
     typer.echo(typer.style(escaped_text, **style) if style else escaped_text, err=err, nl=nl)
+
+
+def say_already_there(output: Path, *, as_json: bool = False) -> None:
+    """Print that a command has nothing to do, since its output is there."""
+    if as_json:
+        print_json({"output": str(output), "is_already_there": True})
+    else:
+        echo(f"{output} is already there, made from the same inputs with the same options.")
 
 
 def print_json(facts: object, *, indent: int | None = 1, **json_options: Any) -> None:

@@ -26,8 +26,10 @@ from lmtrain.cli.shared_options import (
     FromBeginning,
     FromRun,
     Overrides,
+    Overwrite,
     Plugins,
     parse_output_file,
+    refuse_unused_overwrite,
 )
 from lmtrain.cli.slurm.tasks_of_array import array_range, check_array_tasks, parse_array_tasks
 from lmtrain.config.settings_file import words_for_command
@@ -44,6 +46,7 @@ from lmtrain.errors import (
 )
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.atomic_files import atomic_file
+from lmtrain.runtime.files.existing_output import Kind, check_output, holds
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.units import plural
 
@@ -77,6 +80,8 @@ _LONG_NAMES = {
     "-w": "--nodelist", "-x": "--exclude", "-d": "--dependency", "-L": "--licenses",
 }  # fmt: skip
 _REPEATABLE = ("--export", "--cpu-bind", "--gpu-bind")  # options with parts that add up
+_MADE_BY = "Made by `lmtrain slurm`."
+_SBATCH_FILE = Kind("an sbatch file that `lmtrain slurm` wrote", holds(_MADE_BY))
 BODY = Path(__file__).with_name("slurm_body.sh")
 _BINDS_EACH_TASK = re.compile(r"--cpu-bind(=|\s+)(.*,)?(map|mask|rank)")
 
@@ -280,6 +285,7 @@ def render(
         Path | None,
         typer.Option(metavar="FILE", parser=parse_output_file, help="File to write. [default: print it]"),
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Print the sbatch file of a run. The job starts all processes, restarts them after a loss, and requeues itself."""
     if output is not None and re.search(r"%\w", output.name):
@@ -288,6 +294,9 @@ def render(
             f"--output={output} is the sbatch file to write, in whose name Slurm replaces nothing. Use {log} for the "
             "job's log."
         )
+    refuse_unused_overwrite(overwrite, output, subject="a file that is printed")
+    if output is not None:
+        check_output(output, _SBATCH_FILE, overwrite=overwrite)
     job = _build_job(options)
     if output is None:
         return print_text(job_script(job))
@@ -305,6 +314,7 @@ def submit(
     job = _build_job(options)
     if dry_run:
         return print_text(job_script(job))
+    check_output(job.file, _SBATCH_FILE, overwrite=False, is_default=True)
     _write_script(job.file, job_script(job))
     try:
         result = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
@@ -440,7 +450,7 @@ def _job_of_runs(
     per_node = [f"--nproc-per-node={ranks_per_node}"] * starts_ranks
     in_container = options.container_image is not None or options.container_command is not None
     return SbatchJob(
-        about=f"{folder.name}: {runs_note}{layout} on {plural(nodes, 'node')}{spare_note}. Made by `lmtrain slurm`.",
+        about=f"{folder.name}: {runs_note}{layout} on {plural(nodes, 'node')}{spare_note}. {_MADE_BY}",
         nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=1 if starts_ranks else ranks_per_node,
         options=options, tasks=tasks, folder=folder, cwd=Path.cwd(),
         runs=[

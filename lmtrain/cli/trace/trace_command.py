@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.screen.print_messages_and_json import print_json
-from lmtrain.cli.shared_options import Json, Plugins, check_output_folder, parse_output_file
+from lmtrain.cli.shared_options import (
+    Json,
+    Overwrite,
+    Plugins,
+    check_output_file,
+    parse_output_file,
+    refuse_unused_overwrite,
+)
 from lmtrain.runfolder.file_names import TRACES
 
 EXAMPLES = (
@@ -34,17 +41,19 @@ def trace(
         int | None,
         typer.Option(metavar="N", help="Show the critical path and timeline of this step. [default: the median one]"),
     ] = None,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """Show where the time of a run's steps went, from the spans that observe.trace or `touch RUN/TRACE` recorded."""
     from lmtrain.cli.trace.trace_as_text_and_json import print_trace, trace_facts
     from lmtrain.observe.timeline.merge_ranks import merge_traces
-    from lmtrain.observe.timeline.perfetto_export import write_trace
+    from lmtrain.observe.timeline.perfetto_export import TRACE_FILE, write_trace
 
+    refuse_unused_overwrite(overwrite, out, subject="the default file, which is replaced if it is a trace")
     path = out if out is not None or as_json else run / TRACES / "trace.json"
-    if out is not None:
-        check_output_folder("--output", out)
+    if path is not None:
+        check_output_file("--output", path, TRACE_FILE, overwrite=overwrite, is_default=out is None)
     timeline = merge_traces(run)
     facts, rows = trace_facts(timeline, start, step)
     if path is not None:

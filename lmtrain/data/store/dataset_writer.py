@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from lmtrain.data.store.indexed_dataset import (
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
-from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output
+from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, holds
 from lmtrain.runtime.processes.fault_injection import fault_point
 
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
@@ -277,7 +277,7 @@ def _hash_prefixes(file: _HashedFile, sizes: list[int]) -> list[Any]:
 
 def publish(folder: Path, name: str, prefix: Path) -> None:
     """Rename the files NAME.* of a finished dataset in `folder` to PREFIX.*. The .idx of a dataset that is replaced is
-    removed first, and the new .idx is renamed last.
+    moved to `folder` first, and the new .idx is renamed last.
 
     A call after a kill completes the remaining renames; a call after completion does nothing.
     """
@@ -285,7 +285,8 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
         if not (folder / f"{name}.idx").exists():
             return
         fault_point("data.publish")
-        dataset_file(prefix, ".idx").unlink(missing_ok=True)
+        if dataset_file(prefix, ".idx").exists():  # because: its name tells a call after a kill what was going on
+            os.replace(dataset_file(prefix, ".idx"), folder / f"{name}{_REPLACED}")
         for suffix in (".json", ".tokenizer.json", ".blocks"):  # the file of the dataset that is replaced
             if not (folder / f"{name}{suffix}").exists() and (folder / f"{name}.bin").exists():
                 dataset_file(prefix, suffix).unlink(missing_ok=True)
@@ -296,9 +297,10 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
         atomic_files.fsync_dir(prefix.parent)
 
 
+_REPLACED = ".replaced.idx"
 _KINDS = {
     ".idx": Kind("the index of a dataset", begins_with(MAGIC)),
-    ".json": Kind("the sidecar of a dataset", lambda path: _has_format(path, DatasetInfo.format)),
+    ".json": Kind("the sidecar of a dataset", holds(f'"format": "{DatasetInfo.format}"')),
 }
 
 
@@ -322,16 +324,14 @@ def check_dataset(prefix: Path, *, overwrite: bool, made_from: str | None = None
 
 
 def _is_renaming(prefix: Path) -> bool:
-    """Return whether a killed `publish` of a DatasetWriter has renamed some of the files of a dataset, not its .idx."""
+    """Return whether a killed `publish` of a DatasetWriter has renamed some of the files of a dataset, not its .idx,
+    or has moved the .idx of the dataset that it replaces."""
     folder = working_folder(prefix)
-    return any((folder / f"{n}.idx").exists() and not (folder / f"{n}.bin").exists() for n in ("data", "0-00000"))
-
-
-def _has_format(path: Path, format_: str) -> bool:
-    """Return whether a JSON file names this format, whether it is damaged or not."""
-    with suppress(OSError), open(path, "rb") as file:
-        return f'"format": "{format_}"'.encode() in file.read(1 << 16)
-    return False
+    return any(
+        (folder / f"{name}.idx").exists()
+        and ((folder / f"{name}{_REPLACED}").exists() or not (folder / f"{name}.bin").exists())
+        for name in ("data", "0-00000")
+    )
 
 
 def _recorded(sidecar: Path) -> str | None:

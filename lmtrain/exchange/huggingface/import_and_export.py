@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,13 +101,15 @@ def export_hf(
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
     describe: Callable[[Mapping[str, Any]], RunFacts] = partial(facts_of_checkpoint, None),
+    open_folder: Callable[[Path], AbstractContextManager[Path]] = new_folder,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Hugging Face folder `output`, and return the facts to report, such as the
     largest difference of logits. `dtype` is fp32, bf16 or fp16; None stands for the types of an imported model that was
     not trained since, otherwise for fp32. If `weights` is "ema", the average of the weights is exported. If `check`,
     logits and token ids are compared with the source's. `report` is called with bytes done and bytes in all. Files of
     several tensors have at most `shard_bytes`. `describe` returns what the run was at the checkpoint, from the state in
-    its manifest; without it, the card has only what needs no settings.
+    its manifest; without it, the card has only what needs no settings. `open_folder` yields the folder to fill in
+    place of `output`, which it becomes.
     """
     reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = checked_model(reader)
@@ -147,7 +150,7 @@ def export_hf(
             f"{tokenizer_class}, because AutoTokenizer of transformers 5 builds a tokenizer with other rules in every "
             f"folder of model_type {family}"
         )
-    with new_folder(output) as folder:
+    with open_folder(output) as folder:
         facts["num_files"] = _write_weights(folder, reader, targets, shard_bytes, report)
         for name, data in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -270,10 +273,12 @@ def import_hf(
     tokenizer: Path | None = None,
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
+    made_from: str | None = None,
 ) -> dict[str, Any]:
     """Import the Hugging Face folder `folder` as the checkpoint step_00000000 in `output`, and return the facts to
     report, such as the checkpoint's path. `tokenizer` is the path of a tokenizer, by default the folder's. `overrides`
-    are settings by key; only dropout may be set. `report` is called with bytes done and bytes in all.
+    are settings by key; only dropout may be set. `report` is called with bytes done and bytes in all. The checkpoint
+    records `made_from`, a text about inputs and options.
     """
     check_settings(overrides or {})
     source = HFFolder(folder, (overrides or {}).get("dropout"))
@@ -291,6 +296,7 @@ def import_hf(
     if tokenizer is None:
         check_one_tokenizer(folder, loaded_tokenizer, restore_names(files), source.family)
     facts = save_imported(
-        output, source.settings, parts, loaded_tokenizer, origin, source=folder, files=files, report=report
-    )
+        output, source.settings, parts, loaded_tokenizer, origin, source=folder, files=files, report=report,
+        made_from=made_from,
+    )  # fmt: skip
     return {key: value for key, value in facts.items() if key != "other_dtypes"}  # because: there may be thousands

@@ -9,7 +9,8 @@ checkpoint names them: with its moments alone no run of ours could go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def export_megatron(
     as_iteration: bool = False,
     transformer_engine: bool = True,
     report: Report | None = None,
+    open_folder: Callable[[Path], AbstractContextManager[Path]] = new_folder,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks, and return the facts to
     report. `dtype` is fp32, bf16 or fp16. If `weights` is "ema", the average of the weights is exported.
@@ -85,7 +87,7 @@ def export_megatron(
     args["transformer_impl"] = "transformer_engine" if transformer_engine else "local"
     export = _Export(reader, settings, ParallelSettings(tp=tp, pp=pp), kind, code, transformer_engine, report)
     place = f"iter_{reader.step:07d}" if as_iteration else _RELEASE
-    with new_folder(output) as folder:
+    with open_folder(output) as folder:
         for pipeline in range(pp):
             for tensor in range(tp):
                 name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if pp > 1 else "")
@@ -182,11 +184,12 @@ def import_megatron(
     tokenizer: Path | None = None,
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
+    made_from: str | None = None,
 ) -> dict[str, Any]:
     """Import the Megatron-LM folder `folder` as a checkpoint of the same step in `output`, and return the facts to
     report. `tokenizer` is the path of a tokenizer, by default tokenizer.json in the folder. `overrides` are settings
     that the user gives, such as those which the folder does not hold. `report` is called with bytes done and bytes in
-    all.
+    all. The checkpoint records `made_from`, a text about inputs and options.
     """
     if tokenizer is None and not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
@@ -205,7 +208,7 @@ def import_megatron(
     files = _read_original_files(folder) if tokenizer is None else {}
     return save_imported(
         output, settings, parts, loaded_tokenizer, origin, source=folder, step=source.iteration, files=files,
-        report=report,
+        report=report, made_from=made_from,
     ) | {
         "weights_from": model.weights_from(), "tensors_read": len(model.masters or model.weights),
         "left_out": model.left_out(), "ignored": model.ignored_arguments(),

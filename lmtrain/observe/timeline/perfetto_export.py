@@ -8,8 +8,9 @@ compressed.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from typing import Any
 from lmtrain.observe.spans.span_file import Axis, Flag, Kind
 from lmtrain.observe.timeline.merge_ranks import Segment, Timeline, message_pairs
 from lmtrain.runtime.files.atomic_files import atomic_file, json_bytes, storage_errors
+from lmtrain.runtime.files.existing_output import Kind as OutputKind
 
 _ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 _NO_STAGE, _ASIDE = -1, 1 << 20  # stand-ins for a stage: none; lanes (a thread each) beside the computation
 _KIND_NAMES = {Kind.INPUT: "backward, inputs", Kind.WEIGHT: "backward, weights"}
+
+_BEGINNING = b'{"displayTimeUnit": "ms", "otherData": '
 
 Event = dict[str, Any]
 
@@ -81,6 +85,18 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
     yield from threads.metadata
 
 
+def _is_trace(path: Path) -> bool:
+    """Return whether `write_trace` has written the file at a path."""
+    with suppress(OSError, EOFError, zlib.error), open(path, "rb") as plain:
+        is_packed = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        return (gzip.GzipFile(fileobj=plain) if is_packed else plain).read(len(_BEGINNING)) == _BEGINNING
+    return False
+
+
+TRACE_FILE = OutputKind("a trace of a run", _is_trace)
+
+
 def write_trace(timeline: Timeline, path: Path) -> None:
     """Write the timeline to `path` as a Chrome trace JSON file, compressed if the name ends in .gz."""
     began = min((int(s.spans["begin_ns"].min()) for s in timeline.segments if s.spans.size), default=0)
@@ -92,7 +108,7 @@ def write_trace(timeline: Timeline, path: Path) -> None:
         plain = stack.enter_context(atomic_file(path))
         packed = stack.enter_context(gzip.GzipFile("", "wb", 6, plain, 0)) if path.suffix == ".gz" else None
         write = plain.write if packed is None else packed.write
-        write(b'{"displayTimeUnit": "ms", "otherData": ' + json_bytes(other_data) + b', "traceEvents": [\n')
+        write(_BEGINNING + json_bytes(other_data) + b', "traceEvents": [\n')
         for number, event in enumerate(trace_events(timeline)):
             write((b",\n" if number else b"") + json_bytes(event))
         write(b"\n]}\n")

@@ -35,6 +35,9 @@ _OUTPUT_ERRNOS = (
 )  # fmt: skip
 _INPUT_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _HOLE_CHECK_BYTES = 1 << 30  # smaller files are not checked for holes
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+LOCK = ".lock"  # the file in a folder that `folder_lock` locks; it stays
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -133,13 +136,13 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. After the `with` block its files are synced and it is renamed to `path`;
     if the block raises, it is removed, as are those that killed processes have left. Raise OutputError if `path` exists
-    and is not an empty folder.
+    and is not an empty folder, unless it `replaces` what is there.
     """
     with storage_errors(path, "Writing"):
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not replaces and path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise OutputError(f"--output {path} exists and is not empty. Choose another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
@@ -153,7 +156,11 @@ def new_folder(path: Path) -> Iterator[Path]:
                 for name in names:
                     fsync_file(Path(folder, name))
                 fsync_dir(Path(folder))
-            put_in_place(attempt, path)
+            if replaces and swap(attempt, path):
+                fsync_dir(path.parent)
+                shutil.rmtree(attempt, ignore_errors=True)
+            else:
+                put_in_place(attempt, path)
         except BaseException:
             shutil.rmtree(attempt, ignore_errors=True)
             raise
@@ -183,6 +190,24 @@ def _lock_if_free(folder: Path) -> int | None:
             os.close(fd)
         return None
     return fd
+
+
+def swap(folder: Path, other: Path) -> bool:
+    """Let two folders or files exchange their names at once, so that a kill leaves each under one of both. Return False
+    if the second does not exist.
+    """
+    if not os.path.lexists(other):
+        return False
+    import ctypes  # because: it is slow to import, and few commands replace a folder
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.renameat2(_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        if ctypes.get_errno() not in _NO_EXCHANGE:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+        aside = folder.with_name(f"{folder.name}.aside")  # because: some network file systems exchange no names
+        for old, new in ((other, aside), (folder, other), (aside, folder)):
+            os.rename(old, new)
+    return True
 
 
 def put_in_place(
@@ -389,7 +414,7 @@ def lock_holder(folder: Path) -> tuple[str, bool] | None:
 
     The lock itself is not taken, so no run is disturbed.
     """
-    path = folder / ".lock"
+    path = folder / LOCK
     try:
         number, owner = os.stat(path).st_ino, read_bytes(path, 1 << 10).decode(errors="replace").strip()
         is_held = any(line.split()[5].endswith(f":{number}") for line in Path("/proc/locks").read_text().splitlines())
@@ -414,9 +439,9 @@ def check_output_folder(folder: Path, label: str, *, check_lock: bool) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"{label} cannot be written, since you may not write to {existing}. Choose another folder.")
     # because: this check holds a shared lock for an instant, in which a run that takes the lock itself is refused
-    if check_lock and _exists(folder / ".lock"):
-        with storage_errors(folder / ".lock", "Opening"):
-            fd = open_output(folder / ".lock", os.O_RDONLY)
+    if check_lock and _exists(folder / LOCK):
+        with storage_errors(folder / LOCK, "Opening"):
+            fd = open_output(folder / LOCK, os.O_RDONLY)
         try:
             _take_lock(fd, folder, fcntl.LOCK_SH)
         finally:
@@ -454,7 +479,7 @@ def folder_lock(folder: Path, on_wait: Callable[[str], None] | None = None) -> I
     """
     with storage_errors(folder, "Making"):
         folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
+    path = folder / LOCK
     with storage_errors(path, "Opening"):
         fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -473,8 +498,8 @@ def remove_empty_folders(folders: Iterable[Path]) -> None:
     """
     with suppress(OSError):
         for folder in folders:
-            if os.listdir(folder) == [".lock"]:
-                (folder / ".lock").unlink()
+            if os.listdir(folder) == [LOCK]:
+                (folder / LOCK).unlink()
             folder.rmdir()
 
 

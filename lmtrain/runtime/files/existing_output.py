@@ -1,9 +1,8 @@
 """The decision about what is at the place of an output already: whether a command goes on, has nothing to do, replaces
 it or is refused. Torch-free.
 
-The steps of a corpus, and whatever writes a dataset, call `check_output` before they work. The caller finds out whether
-the output is unfinished or was made of the same inputs and options, since it knows what its files record; what follows
-is decided here. Checkpoints, models and run folders have checks of their own.
+Every verb that writes calls `check_output` before it works. The caller finds out whether the output is unfinished or
+was made of the same inputs and options, since it knows what its files record; what follows is decided here.
 """
 
 from __future__ import annotations
@@ -23,15 +22,18 @@ from lmtrain.errors import OutputError, way
 from lmtrain.runtime.files.atomic_files import refuse_special_file
 
 _MAX_LINE_BYTES = 16 << 20  # because: a document may be long, and the decision must be quick
+_HEAD_BYTES = 1 << 16
 
 
 class Kind(NamedTuple):
-    """A kind of output: its name in messages, such as "a tokenizer", and a function that says whether the file or
-    folder at a path is one.
+    """A kind of output: its name in messages, such as "a tokenizer", a function that says whether the file or folder at
+    a path is one, whether it is a folder, and whether an empty file or folder may become one.
     """
 
     name: str
     fits: Callable[[Path], bool]
+    is_folder: bool = False  # one that is empty is as good as none
+    takes_empty: bool = True
 
 
 class Found(Enum):
@@ -61,15 +63,18 @@ def check_output(
         return Found.UNFINISHED
     if is_same and not overwrite:
         return Found.SAME
-    if not _is_empty(path) and not kind.fits(path):
+    has_type = path.is_dir() == kind.is_folder
+    is_empty = has_type and kind.takes_empty and _is_empty(path)
+    if not has_type or not (is_empty or kind.fits(path)):
         raise OutputError(f"{path} is not {kind.name}, so it is not replaced. Choose another output.")
-    if not overwrite and not is_default:
+    is_free = is_empty and kind.is_folder
+    if not (overwrite or is_default or is_free):
         raise OutputError(
             f"{path} is there already. Choose another output, or add {way('--overwrite')} to replace it."
         )
     if not os.stat(path).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
         raise OutputError(f"{path} is read-only, so it is not replaced. Choose another output, or make it writable.")
-    return Found.OTHER
+    return Found.NOTHING if is_free else Found.OTHER
 
 
 def _is_empty(path: Path) -> bool:
@@ -83,6 +88,17 @@ def begins_with(*beginnings: bytes) -> Callable[[Path], bool]:
     def fits(path: Path) -> bool:
         with suppress(OSError), open(path, "rb") as file:
             return file.read(max(map(len, beginnings))).startswith(beginnings)
+        return False
+
+    return fits
+
+
+def holds(mark: str) -> Callable[[Path], bool]:
+    """Return a function that says whether the beginning of the file at a path, 64 KiB, holds this text."""
+
+    def fits(path: Path) -> bool:
+        with suppress(OSError), open(path, "rb") as file:
+            return mark.encode() in file.read(_HEAD_BYTES)
         return False
 
     return fits

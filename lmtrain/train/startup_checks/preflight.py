@@ -36,12 +36,13 @@ from lmtrain.errors import (
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_estimates.checkpoint_size import check_manifest_limits, checkpoint_bytes, count_saved_tensors
-from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, METRICS
-from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, ENVIRONMENT, LINEAGE, LOG, METRICS, TOKENIZER
+from lmtrain.runfolder.folder_reader import is_run, read_settings
 from lmtrain.runfolder.lineage import Parent
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.settings_differences import compare_settings, first_start, flatten
-from lmtrain.runtime.files.atomic_files import check_output_folder, free_bytes
+from lmtrain.runtime.files.atomic_files import LOCK, check_output_folder, free_bytes
+from lmtrain.runtime.files.existing_output import Kind, check_output
 from lmtrain.runtime.machine.pip_install_hint import install_command
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem
 from lmtrain.runtime.processes.process_environment import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
@@ -497,6 +498,10 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
         raise SettingsError([f"compute.tf32=true needs a GPU, and this machine has none. {way_out}"])
 
 
+# because: a run replaces files of these names, and the folder may be a tokenizer, a model or a checkpoint
+_FILE_OF_RUN = Kind("a file of a run", lambda path: False, takes_empty=False)
+
+
 def check_sinks(config: RunConfig) -> None:
     """Raise SettingsError if observe.wandb is on and the Python package wandb is not installed."""
     if config.observe.wandb == "none":
@@ -519,6 +524,9 @@ def check_run_folder(
     """
     folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
+    if not is_run(folder) and not (folder / LOCK).exists():
+        for name in (CONFIG, ENVIRONMENT, LINEAGE, LOG, TOKENIZER):
+            check_output(folder / name, _FILE_OF_RUN, overwrite=False)
     if settings.interval_steps is None:
         return []
     num_existing, tokenizer_bytes = len(list_checkpoints(folder / CHECKPOINTS)), len(tokenizer.to_bytes())

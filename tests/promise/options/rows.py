@@ -50,6 +50,10 @@ CORPUS = [
             "*": "corpus shuffle corpus.jsonl --output out.jsonl --seed 7",
         }.items()
     ),
+    Row("corpus sign", "--overwrite", before=("corpus sign corpus.jsonl --exact-only --work work --workers 1",),
+        without=_ERROR),
+    Row("corpus build", "--overwrite", before=("corpus shuffle corpus.jsonl --output built/documents.jsonl --seed 7",),
+        without=_ERROR),
     Row("corpus fetch", "--sha256", ("1" * 64,), ends=_ERROR),
     Row("corpus fetch", "--output", ends=_ERROR),
     Row("corpus clean", "--rule", ("min_words=40",)),
@@ -195,6 +199,9 @@ MODELS = [
     Row("eval", "--compare", ("runs/a runs/b",), base="--task perplexity --data eval.jsonl", without=_ERROR),
     Row("eval", "--output", ("result.json",)),
     Row("eval", "--samples", ("samples.jsonl",)),
+    Row("eval", "--overwrite", plus="--output new.json", without=_ERROR, before=(
+        "eval runs/a --task perplexity --data eval.jsonl --device cpu --limit 1 --output new.json",
+    )),
     Row("eval", "--nproc", ("2",), has_own_process=True),
     Row("eval", "--nproc-per-node", ("2",), env=_SRUN, has_own_process=True),
     Row("generate", "--prompt", ("Bado",)),
@@ -218,6 +225,21 @@ MODELS = [
     Row("reshard", "--to", ("pp=2",)),
     *(Row("reshard", option, ("some",), ends=_ERROR) for option in ("--from", "--tokenizer", "--set", "--dtype")),
     *(Row(verb, "--max-memory", ("1MiB",), ends=_ERROR) for verb in ("reshard", "merge")),
+    Row("trace", "--overwrite", plus="--output new.json", before=("trace runs/a --output new.json",), without=_ERROR),
+    Row("report", "--overwrite", plus="--output new.html", before=("report runs/a --output new.html",), without=_ERROR),
+    Row("generate", "--overwrite", plus="--output new.jsonl", without=_ERROR, before=(
+        "generate runs/a --prompt Goodbye --max-new-tokens 3 --device cpu --output new.jsonl",
+    )),
+    Row("plan", "--overwrite", plus="--html new.html", without=_ERROR, before=(
+        "plan model=gpt_tiny hardware=h100 gpus=16 tokens=1B --top 2 --html new.html",
+    )),
+    Row("slurm render", "--overwrite", plus="--output new.sbatch", without=_ERROR, before=(
+        f"slurm render {RUN} --tasks-per-node 1 --time 1:00:00 --output new.sbatch",
+    )),
+    Row("import", "--overwrite", before=("import hf --set dropout=0.5 --output imported",), without=_ERROR),
+    Row("export", "--overwrite", without=_ERROR, before=(
+        "export runs/a --to megatron --layout tp=2 --output exported",
+    )),
     Row("reshard", "--overwrite", before=("reshard runs/a --to pp=2 --output resharded",), without=_ERROR),
     Row("merge", "--last", ("1",)),
     Row("merge", "--of", ("runs/staged",)),

@@ -50,18 +50,18 @@ class World:
         line = " ".join([line, *(more for name, more in _NAMED_BY.items() if name in line)])
         for name in self.NAMES:
             if re.search(rf"\b{re.escape(name)}\b", line):
-                self._make()
+                self.make()
                 source, target = self.folder / name, place / name
                 shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
 
-    def _make(self) -> None:
+    def make(self) -> None:
         if self.folder.exists():
             return
         before = Path.cwd()
         self.folder.mkdir()
         os.chdir(self.folder)
         try:
-            _write_texts()
+            write_texts()
             _make_data()
             _make_runs()
         finally:
@@ -77,7 +77,7 @@ def _documents(seed: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _write_texts() -> None:
+def write_texts() -> None:
     first, second = _documents(1), _documents(2)
     long = sorted(first, key=len)
     words = long[-1].split()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import OutputError
-from lmtrain.eval.resume_journal import Journal, model_identity, open_journal
+from lmtrain.eval.resume_journal import _HEAD_BYTES, Journal, model_identity, open_journal
 from lmtrain.eval.score_targets import Scorer, TargetScores
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.runtime.processes.fault_injection import Fault, arm
@@ -98,7 +98,7 @@ def test_damage_anywhere_changes_no_digit(work: Work, expected: list[bytes]) -> 
     with pytest.raises(RuntimeError):
         work()
     whole = work.journal.read_bytes()
-    for at in np.random.default_rng(2).integers(len(b"lmtrain evaluation journal 1\n"), len(whole), 3).tolist():
+    for at in np.random.default_rng(2).integers(_HEAD_BYTES, len(whole), 3).tolist():
         work.journal.write_bytes(whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :])
         work.said.clear()
         assert digits(work()) == expected

@@ -143,7 +143,7 @@ def test_a_killed_merge_goes_on_and_another_one_does_not_take_its_blocks(run: li
     assert merge_to(tmp_path / "out", run, "linear").earlier_bytes > 0
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
     assert merge_to(tmp_path / "out", run, "linear").was_finished
-    with pytest.raises(OutputError, match="exists"):
+    with pytest.raises(OutputError, match="is there already"):
         merge_to(tmp_path / "out", run, "uniform")
 
 
@@ -151,7 +151,7 @@ def test_a_killed_merge_goes_on_and_another_one_does_not_take_its_blocks(run: li
 def test_a_resharded_copy_in_its_place_is_no_finished_merge(run: list[Path], tmp_path: Path) -> None:
     merge_to(tmp_path / "merged", run)
     reshard_to(tmp_path / "merged", tmp_path / "out", "tp=1")
-    with pytest.raises(OutputError, match="exists"):
+    with pytest.raises(OutputError, match="is there already"):
         merge_to(tmp_path / "out", run)
 
 

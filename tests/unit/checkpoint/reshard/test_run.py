@@ -304,7 +304,7 @@ def test_harm_to_what_is_done_is_not_passed_for_done(written: Path, unbroken: Pa
     with pytest.raises(OutputError, match=r"out, made by this command earlier, is damaged: .*rank_00001\."):
         reshard_to(written, tmp_path / "out", "pp=2")
     os.truncate(file, 100)
-    with pytest.raises(OutputError, match="exists"):
+    with pytest.raises(OutputError, match="is there already"):
         reshard_to(written, tmp_path / "out", "pp=2")
     reshard_to(written, tmp_path / "out", "pp=2", overwrite=True)
     assert bytes_of(tmp_path / "out") == bytes_of(unbroken)
@@ -316,7 +316,7 @@ def test_done_already(written: Path, unbroken: Path, tmp_path: Path) -> None:
     assert reshard_to(written, tmp_path / "out", "pp=2").was_finished
     other = write(tmp_path / "other", MODELS["tied"], "dp=2,tp=2", draw(MODELS["tied"], seed=4))
     for source, layout in ((written, "pp=3"), (other, "pp=2")):
-        with pytest.raises(OutputError, match="exists"):
+        with pytest.raises(OutputError, match="is there already"):
             reshard_to(source, tmp_path / "out", layout)
     assert bytes_of(tmp_path / "out") == bytes_of(unbroken)
     assert not (tmp_path / "out.resharding").exists()

@@ -115,7 +115,7 @@ def test_a_redirection_to_an_unsafe_address_is_not_followed(tmp_path: Path, serv
 def test_another_file_in_its_place_is_never_overwritten(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
     url, behaviour = server
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(OutputError, match="is a different file"):
+    with pytest.raises(OutputError, match="is not the file with this SHA-256"):
         fetch([url], tmp_path / "file", sha256=SHA256)
     assert behaviour.asked == []
     with pytest.raises(UsageError, match="is not a SHA-256"):

@@ -144,7 +144,7 @@ def test_what_holds_nothing_of_it(tmp_path: Path) -> None:
 def test_another_file_in_its_place_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(TEST)
     (tmp_path / "wiki.test.tokens").write_bytes(b"precious")
-    with pytest.raises(OutputError, match="is a different file"):
+    with pytest.raises(OutputError, match="is not the file with this SHA-256"):
         get_texts(words(), [tmp_path / "t"], tmp_path)
     assert (tmp_path / "wiki.test.tokens").read_bytes() == b"precious"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpus.build_from_yaml import BuildSettings, DedupeSettings, SplitSettings, build_corpus, read_recipe
-from lmtrain.errors import DataError, MissingInputError, SettingsError
+from lmtrain.errors import DataError, MissingInputError, OutputError, SettingsError
 from tests.benchmarks.data_corpora import write_planted
 from tests.unit.data_tools.corpus_files import read_jsonl, texts, write_jsonl
 
@@ -69,16 +69,18 @@ def test_a_second_run_repeats_only_changed_steps(folder: Path) -> None:
     first = build_corpus(recipe_of(folder))
     work = folder / "out" / "work"
     times = {path.name: path.stat().st_mtime_ns for path in work.glob("*.jsonl")}
-    assert build_corpus(recipe_of(folder)) == first
+    assert build_corpus(recipe_of(folder)) == []
     assert {path.name: path.stat().st_mtime_ns for path in work.glob("*.jsonl")} == times
     (work / "3-decontaminate.done.json").unlink()  # as after a kill in the middle of it
-    assert build_corpus(recipe_of(folder)) == first
+    assert build_corpus(recipe_of(folder), overwrite=True) == first
     changed = {name for name, at in times.items() if (work / name).stat().st_mtime_ns != at}
     assert changed == {"3-decontaminate.jsonl", "4-shuffle.jsonl"}
     (folder / "eval.txt").write_text("other words " * 20)
-    assert not build_corpus(recipe_of(folder))[2].tally.dropped
+    with pytest.raises(OutputError, match="is there already"):
+        build_corpus(recipe_of(folder))
+    assert not build_corpus(recipe_of(folder), overwrite=True)[2].tally.dropped
     os.utime(folder / "in" / "a.jsonl", ns=(0, 0))
-    build_corpus(recipe_of(folder))
+    build_corpus(recipe_of(folder), overwrite=True)
     assert (work / "1-clean.jsonl").stat().st_mtime_ns != times["1-clean.jsonl"]
 
 
@@ -87,7 +89,7 @@ def test_another_seed_is_another_order(tmp_path: Path) -> None:
     first, second = (BuildSettings(inputs=(str(path),), output=str(tmp_path / "out"), seed=seed) for seed in (1, 2))
     build_corpus(first)
     before = texts(tmp_path / "out" / "documents.jsonl")
-    build_corpus(second)
+    build_corpus(second, overwrite=True)
     after = texts(tmp_path / "out" / "documents.jsonl")
     assert before != after
     assert sorted(before) == sorted(after)

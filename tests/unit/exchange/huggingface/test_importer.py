@@ -113,8 +113,10 @@ def test_output_is_never_mixed_with_what_is_there(exported: Path, tmp_path: Path
     with pytest.raises(UsageError, match="--dtype=int8"):
         export_hf(tmp_path / "run", tmp_path / "other", dtype="int8")
     import_folder(exported, tmp_path / "back")
-    with pytest.raises(OutputError, match="holds a checkpoint already"):
-        import_folder(exported, tmp_path / "back")
+    assert import_folder(exported, tmp_path / "back").keys() == {"checkpoint"}  # it is there already
+    with pytest.raises(OutputError, match="step_00000000 is there already"):
+        import_folder(exported, tmp_path / "back", overrides={"dropout": 0.5})
+    assert "settings" in import_folder(exported, tmp_path / "back", overrides={"dropout": 0.5}, overwrite=True)
     for output in (exported / "back", exported):
         with pytest.raises(OutputError, match="which is only read"):
             import_folder(exported, output)
