@@ -186,6 +186,15 @@ class NoProgressError(LmtrainError):
     exit_code = 93
 
 
+# of an error that the same command would meet again in the same way
+REFUSED_CODES = tuple(kind.exit_code for kind in (UsageError, DataError, MissingInputError, OutputError, LayoutError))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return True if the error, or the exit of a process that has reported it, refuses the command."""
+    return getattr(error, "exit_code", None) in REFUSED_CODES
+
+
 class LayoutProblem(str):
     """A problem of settings that are each valid but together make a layout that cannot work."""
 

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from glob import has_magic, iglob
@@ -44,8 +45,8 @@ from lmtrain.errors import (
     LmtrainError,
     MissingInputError,
     SettingsError,
-    StorageError,
     UsageError,
+    is_refusal,
     join_few,
     way,
 )
@@ -237,12 +238,14 @@ class TextFolder:
             raise TextChangedError(change)
         return made
 
+    @contextmanager
     def make(
         self, request: TextRequest, report: Report, notify: Callable[[str], None], *, replaces: bool = False
-    ) -> TextDataset:
-        """Train a tokenizer on the text, unless the request names one, write the tokenized dataset, and return facts
-        about it. Steps that an earlier, killed call finished for the same text and options are not repeated. Wait while
-        another process makes the same dataset.
+    ) -> Iterator[TextDataset]:
+        """Context manager: train a tokenizer on the text, unless the request names one, write the tokenized dataset,
+        and yield facts about it. Steps that an earlier, killed call finished for the same text and options are not
+        repeated. Wait while another process makes the same dataset. If the text, or the body, is refused, remove what
+        was made; until the body ends, other processes wait.
 
         `report` receives the progress, `notify` notices for the user. With `replaces`, a dataset of another text is
         replaced, else TextChangedError is raised.
@@ -256,18 +259,21 @@ class TextFolder:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         with folder_lock(folder, on_wait=notify_wait):
             try:
+                made = self.find(request)
+            except TextChangedError:
+                if not replaces:
+                    raise
+                made = None
+            if made is None:
                 try:
-                    made = self.find(request)
-                except TextChangedError:
-                    if not replaces:
-                        raise
-                    made = None
-                return made or self._make_steps(request, sources, identity, report, notify)
-            except LmtrainError as error:
-                if not isinstance(error, StorageError):  # because: the same command goes on once there is space
-                    self._clear()
-                    remove_empty_folders(missing)
-                raise
+                    yield self._make_steps(request, sources, identity, report, notify)
+                except Exception as error:
+                    if is_refusal(error):  # because: after another error the same command goes on
+                        self._clear()
+                        remove_empty_folders(missing)
+                    raise
+                return
+        yield made
 
     def _make_steps(
         self, request: TextRequest, sources: Sequence[Source], identity: dict[str, Any], report: Report,

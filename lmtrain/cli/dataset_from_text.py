@@ -10,7 +10,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError, split_ways, way
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
+from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
@@ -38,14 +39,14 @@ _PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a
 
 
 def make_data_of_text(
-    config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool = False
+    config: RunConfig, overrides: Sequence[str], env: ProcessEnv, made_text: ExitStack, *, elastic: bool = False
 ) -> None:
     """Make a tokenizer and a dataset from the text files of data.text, unless an earlier start has, and print what was
     made; do nothing without data.text. Every process may call this: rank 0 makes them, the others wait. Raise an
     LmtrainError if the text is too large or has changed since then, or if the run could not start on this machine.
 
     `overrides` are the settings of the command line, for the commands that a message suggests; `elastic` means that the
-    layout is still to be adapted to the processes.
+    layout is still to be adapted to the processes. If `made_text` is closed by a refusal, what was made is removed.
     """
     data = config.data
     if not isinstance(data, DataSettings) or data.text is None or env.is_child:
@@ -71,8 +72,10 @@ def make_data_of_text(
         _check_size(request, data, overrides)
         if notice := request.suffixes.left_out(request.texts):
             print_notice(split_ways(notice)[0])
+        check_output_folder(Path(config.run.dir), f"run.dir={config.run.dir}", check_lock=True)
         with _show_progress() as report:
-            made = folder.make(request, report, print_notice, replaces=_is_unused(config, data))
+            making = folder.make(request, report, print_notice, replaces=_is_unused(config, data))
+            made = made_text.enter_context(making)
     for line in _describe(made, data, folder):
         print_notice(line)
 
@@ -157,12 +160,12 @@ def preview_data_of_text(
     with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
         prefix, is_whole = Path(name) / TEXT_PREFIX, num_bytes <= _PREVIEW_BYTES
         sample = request if is_whole else write_sample(request, Path(name), _PREVIEW_BYTES)
-        made = _text_folder(prefix).make(sample, lambda *step: None, print_notice)
-        share = 1.0 if is_whole else min(made.num_bytes / num_bytes, 1.0)
-        changed: dict[str, Any] = {key: entry.default for key, entry in data.text_fields().items()}
-        changed |= {"max_epochs": data.max_epochs if is_whole else None}  # because: a part would be read more often
-        checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
-        yield replace(config, data=checked), TextPreview(data, prefix, num_files, made, share)
+        with _text_folder(prefix).make(sample, lambda *step: None, print_notice) as made:
+            share = 1.0 if is_whole else min(made.num_bytes / num_bytes, 1.0)
+            changed: dict[str, Any] = {key: entry.default for key, entry in data.text_fields().items()}
+            changed |= {"max_epochs": data.max_epochs if is_whole else None}  # because: a part would be read more often
+            checked = replace(data, **changed | {"path": str(prefix), "index_dir": None})
+            yield replace(config, data=checked), TextPreview(data, prefix, num_files, made, share)
 
 
 def _is_unused(config: RunConfig, data: DataSettings) -> bool:

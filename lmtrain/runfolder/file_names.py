@@ -26,6 +26,9 @@ TEXT_RECORD = "text_sources.json"  # file in it that records the text and how th
 CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders
 IMPORTED = "imported"  # the folder of the checkpoint made of another program's model that the run began with
 SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates the file as a request
+# what a start writes before it writes its first row to METRICS
+START_FILES = (STOP, FAILED_STARTS, CONFIG, ENVIRONMENT, TOKENIZER, LINEAGE, LOG)
+START_FOLDERS = (DATA, IMPORTED, CHECKPOINTS)
 
 _STEP = re.compile(r"step_([0-9]{8,18})")
 

@@ -136,14 +136,14 @@ def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int
 
 
 def stop_stamp(folder: Path) -> list[int] | None:
-    """Return [inode, size, mtime in ns] of stop.json, which is a different list after the file was rewritten. Return
-    None if there is no such file.
+    """Return [size, mtime in ns] of stop.json, which is a different list after the file was rewritten. Return None if
+    there is no such file.
     """
     try:
         stat = os.stat(folder / STOP)
     except OSError:
         return None
-    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def is_stop_written_since(folder: Path, stamp_before: list[int] | None) -> bool:

@@ -86,8 +86,8 @@ def open_run(
 
         changed = changed_settings(config, inputs) if is_rank_0 else {}
         with collective_phase(peers):
-            metrics, sinks, log = open_records(stack, folder, config, inputs, progress, is_rank_0=is_rank_0)
             writer.scores = scores_before_resume(folder, config, progress.step) if is_rank_0 else {}
+            metrics, sinks, log = open_records(stack, folder, config, inputs, progress, is_rank_0=is_rank_0)
         view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:
             skip_messages += skipped_messages(inputs.resume_from)

@@ -46,6 +46,7 @@ class Outcome:
     # for each problem of the error: the ways out as (new words, what they replace, whether it is an example)
     ways: list[list[tuple[list[str], list[str], bool]]] = field(default_factory=list)
     values: list[str] = field(default_factory=list)  # all values of the parsed options, and of the composed settings
+    written: list[str] = field(default_factory=list)  # files and folders of the world that are others than before
 
 
 class Runner:
@@ -188,15 +189,19 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _put_back(world: Path, copy: Path, before: Mapping[str, tuple[int, int]]) -> None:
-    """Make the folder what it was: remove new files, and take changed ones from the copy."""
+def _put_back(world: Path, copy: Path, before: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Make the folder what it was: remove new files, and take changed ones from the copy. Return the paths of both."""
     after = _state(world)
-    for path in sorted(after.keys() - before.keys(), reverse=True):
+    new = sorted(after.keys() - before.keys(), reverse=True)
+    for path in new:
         full = world / path
         full.rmdir() if full.is_dir() and not full.is_symlink() else full.unlink()
-    for path in [path for path, state in before.items() if after.get(path) != state and (copy / path).is_file()]:
-        (world / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(copy / path, world / path)
+    changed = [path for path, state in before.items() if after.get(path) != state]
+    for path in changed:
+        if (copy / path).is_file():
+            (world / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(copy / path, world / path)
+    return [*new, *changed]
 
 
 def _state(world: Path) -> dict[str, tuple[int, int]]:
@@ -226,8 +231,8 @@ def _serve_in_world(lines: TextIO, answers: TextIO) -> None:
     before = _state(world)
     for line in lines:
         outcome = run(*json.loads(line), in_world=True)
-        _put_back(world, copy, before)
-        print(json.dumps(vars(outcome)), flush=True, file=answers)
+        written = _put_back(world, copy, before)
+        print(json.dumps(vars(outcome) | {"written": written}), flush=True, file=answers)
     shutil.rmtree(copy)
 
 

@@ -17,7 +17,7 @@ from lmtrain import units
 from lmtrain.cli.settings_keys.apply_advice import Command, fits
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.near_names import is_near
-from lmtrain.errors import Way
+from lmtrain.errors import REFUSED_CODES, Way
 from tests.mistakes.grammar import Line, right_value, settings
 from tests.mistakes.runner import Outcome
 
@@ -101,6 +101,8 @@ def _faults(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
     yield from (f"says {word!r}" for word in RAW if word in outcome.text)
     if outcome.code == 1 and not outcome.is_accepted:
         yield "no user's error"
+    if outcome.written and outcome.code in REFUSED_CODES:
+        yield f"is refused and has written {outcome.written}"
     if len(outcome.ways) == 1 and not outcome.ways[0] and (shown := _ADVICE.search(_advice_of(outcome.text))):
         yield f"unheld advice {shown[0].strip()}"
     typed = {form for word in words for part in (word, word.partition("=")[2]) for form in _forms(part)}

@@ -107,7 +107,8 @@ def made_of_text(bench: Bench, settings: Settings) -> Any:
     """The samples of a dataset that a run makes of a text, and where it lies; or that it makes none."""
     config = compose(RunConfig, typed(settings))
     try:
-        make_data_of_text(config, [], ProcessEnv())
+        with ExitStack() as made_text:
+            make_data_of_text(config, [], ProcessEnv(), made_text)
     except SettingsError:
         return "refused"
     _, model, data = load_data(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import torch
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from tests.cli.harness import outcome
 from tests.stages.draw import change, change_rates, difference, draw_stage, is_run, shown
-from tests.stages.page import Schedule, Settings, Stage, branched, decay_stage, merge_shares, plan
+from tests.stages.page import Planned, Schedule, Settings, Stage, branched, decay_stage, merge_shares, plan
 from tests.stages.world import stage_words, swap_files, words
 
 if TYPE_CHECKING:
@@ -61,30 +62,48 @@ def swap(trial: Trial, run: Run) -> None:
 
 
 def damage(trial: Trial, run: Run) -> None:
-    """Damage the newest checkpoint, and go on from the one before it."""
-    if len(run.saved) < 2:
+    """Damage the newest checkpoint, or the two newest, and go on from the one before."""
+    number = trial.rng.choice([1, 1, 2])
+    if len(run.saved) <= number:
         return
-    *_, before, last = sorted(run.saved)
-    settings, is_torn = run.saved[last].settings, trial.rng.random() < 0.4
-    file = run.checkpoint(last) / ("manifest.json" if is_torn else "rank_00000.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-9] ^= 4
-    file.write_bytes(data)
-    trial.log.append(f"damage {'the manifest' if is_torn else 'a tensor'} of step {last}")
+    torn = {step: trial.rng.random() < 0.4 for step in sorted(run.saved)[-number:]}
+    settings = run.saved[max(torn)].settings
+    for step, is_torn in torn.items():
+        damage_file(run.checkpoint(step) / ("manifest.json" if is_torn else "rank_00000.safetensors"))
+        trial.log.append(f"damage {'the manifest' if is_torn else 'a tensor'} of step {step}")
     typed = ["pretrain", *words(trial.world, settings, run.folder, run.interval)]
-    planned = plan(settings, trial.world.sources)
-    stage_of = {step: next(stage for stage in [*planned, planned[-1]] if step < stage.end or stage is planned[-1])
-                for step in (before, last)}  # fmt: skip
     found, output = outcome(*typed)
     trial.expect("the exit code of a start without checkpoint.fallback", found, 65)
     typed.append("checkpoint.fallback=true")
-    if not is_torn and stage_of[before] is not stage_of[last]:
+    readable = [step for step in sorted(run.saved) if not torn.get(step)]
+    for _ in range(falls_into_stages_before(plan(settings, trial.world.sources), readable, torn)):
         found, output = outcome(*typed)
-        trial.expect(f"the exit code of a start that falls back into the stage before\n{output}\n", found, 75)
-    del run.saved[last]
-    run.damaged.add(last)
+        trial.expect(f"the exit code of a start that falls back into a stage before\n{output}\n", found, 75)
+    for step in torn:
+        del run.saved[step]
+    run.damaged |= {*torn}
     if not trial.faults:
         trial.train(run, settings, typed, kills=trial.rng.random() < 0.3)
+
+
+def damage_file(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 4
+    path.write_bytes(data)
+
+
+def falls_into_stages_before(planned: Sequence[Planned], readable: Sequence[int], damaged: Container[int]) -> int:
+    """Return how many starts end because the checkpoint that they fall back to is of a stage before: each had read the
+    data of the stage of the checkpoint with which it began.
+    """
+    stage_of = {step: sum(stage.end <= step for stage in planned[:-1]) for step in readable}
+    count, begun = 0, stage_of[readable[-1]]
+    for step, before in zip(readable[::-1], readable[-2::-1], strict=False):
+        if step not in damaged:
+            break
+        if stage_of[before] < begun:
+            count, begun = count + 1, stage_of[before]
+    return count
 
 
 def branch(trial: Trial, run: Run) -> None:
@@ -144,10 +163,17 @@ def go_on(
     if not trial.train(new, settings, typed, kills=trial.rng.random() < 0.7, tolerance=tolerance):
         return
     if new.saved and trial.rng.random() < 0.4:
-        trial.log.append("  the trunk's checkpoints are removed")
-        shutil.rmtree(run.folder / "checkpoints")
+        what = trial.rng.choice(["its checkpoints", "all in checkpoints/", "all in the folder", "the folder"])
+        trial.log.append(f"  of the trunk {what} is gone")
+        shutil.rmtree(run.folder if "folder" in what else run.folder / "checkpoints")
+        if what.startswith("all"):
+            (run.folder / "checkpoints" if "/" in what else run.folder).mkdir()
         run.saved.clear()
         run.parent = None
+        if "folder" in what:
+            code, output = outcome(*typed)
+            trial.expect(f"the exit code of a branch whose trunk is gone\n{output}\n", code, 66)
+            typed = ["pretrain", "--from-run", folder]
     if not trial.faults:
         trial.train(new, settings, typed, kills=False, tolerance=tolerance)
 

@@ -22,6 +22,7 @@ from lmtrain.exchange.detect_model_folder_format import Program, identify_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runfolder.file_names import CONFIG, IMPORTED
 from lmtrain.runfolder.folder_reader import read_settings
+from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.check_weights_to_start_from import ForeignWeights
@@ -142,6 +143,7 @@ def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
         return inputs
     from lmtrain.cli.screen.print_messages_and_json import progress
 
+    check_output_folder(Path(config.run.dir), f"run.dir={config.run.dir}", check_lock=True)
     stopped = f"{output} holds no checkpoint; the same command begins anew."
     with progress("imported", "bytes", interrupted=stopped) as report, _named_setting():
         from lmtrain.exchange.import_foreign_model import import_once

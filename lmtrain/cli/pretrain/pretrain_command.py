@@ -67,7 +67,7 @@ def pretrain(
     with run_attempt(env) as attempt:
         composed = compose()
         attempt.accept_settings(composed)
-        make_data_of_text(composed, overrides, env, elastic=elastic)
+        make_data_of_text(composed, overrides, env, attempt.made_text, elastic=elastic)
         config = attempt.config = choose_layout(composed, overrides, env, elastic=elastic)
 
         # because: wrong settings are refused before these are imported

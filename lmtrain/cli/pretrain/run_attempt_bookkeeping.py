@@ -29,7 +29,7 @@ from lmtrain.errors import (
     StoppedForGood,
     way,
 )
-from lmtrain.runfolder.file_names import CHECKPOINTS, STOP_FILE, TEXT_RECORD
+from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS, START_FILES, START_FOLDERS, STOP_FILE, TEXT_RECORD
 from lmtrain.runfolder.read_and_record_run_end import (
     is_stop_written_since,
     request_file_cause,
@@ -39,6 +39,7 @@ from lmtrain.runfolder.read_and_record_run_end import (
     write_unsaved_stop,
 )
 from lmtrain.runfolder.stop_json_writer import DONE
+from lmtrain.runtime.files.put_back_if_refused import put_back_if_refused
 from lmtrain.runtime.processes.fault_injection import arm_from_env, fault_point
 from lmtrain.runtime.processes.process_environment import (
     COMMAND_VARIABLE,
@@ -73,7 +74,7 @@ def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
     with stop_requests() as stop_request:
         attempt = Attempt(env, stop_request)
         try:
-            with attempt.report_refusals(), attempt.cleanup:
+            with attempt.changes, attempt.made_text, attempt.report_refusals(), attempt.cleanup:
                 yield attempt
         except Stopped as stopped:
             attempt.end_stopped(stopped)
@@ -87,6 +88,8 @@ class Attempt:
     def __init__(self, env: ProcessEnv, stop: StopRequest) -> None:
         self.env, self.stop = env, stop
         self.cleanup = ExitStack()  # closed when this start ends: counts it, records its failure
+        self.changes = ExitStack()  # closed last: if this start was refused, undoes what it has written
+        self.made_text = ExitStack()  # the same for the dataset of data.text, until the checks of its data are passed
         self.stop_error: StoppedEarly | None = None  # raised at the end of a run that stopped and saved
         self.has_settings = False  # True from `accept_settings` on
         self.config: RunConfig  # from then on, and set again once the layout is chosen
@@ -100,6 +103,8 @@ class Attempt:
         folder = Path(config.run.dir)
         self.config, self.has_settings, self._stamp_before = config, True, stop_stamp(folder)
         self.stop.raise_at_once()
+        if self.env.rank == 0:
+            self.changes.enter_context(put_back_if_refused(folder, START_FILES, START_FOLDERS, METRICS))
         if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
             # because: what follows takes seconds, in which nothing else is printed
             echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
@@ -119,6 +124,7 @@ class Attempt:
         """
         from lmtrain.train.in_loop.failed_start_counter import LostStarts, count_start, counting_start
 
+        self.made_text.close()
         if not starts_ranks:
             fault_point("start.imports")
             self.cleanup.enter_context(counting_start(count_start(self.config, inputs, self.env)))

@@ -128,7 +128,7 @@ def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner
     if prints_output:
         rows = [summarize_run(job.folder, job.changed, job.state) for job in jobs]
         base = Path(jobs[0].config.run.dir)
-        if base.is_dir() and base != jobs[0].folder:
+        if base != jobs[0].folder and any(job.folder.is_dir() for job in jobs):
             write_json(base / SUMMARY, {"runs": rows})
         if as_json:
             print_json({"runs": rows}, indent=None)

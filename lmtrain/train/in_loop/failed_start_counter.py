@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,13 +113,9 @@ class LostStarts:
         self.write()
 
     def discard_newest(self) -> None:
-        """Remove the entry of the newest start, which was not lost, and write starts.json. Also remove the run's folder
-        if it is empty.
-        """
+        """Remove the entry of the newest start, which was not lost, and write starts.json."""
         self.lost.pop()
         self.write()
-        with suppress(OSError):
-            self.folder.rmdir()  # because: a refused start should leave no folder behind
 
     def clear(self) -> None:
         """Remove all entries, since the run ended, or stopped as requested at the end of a step."""

@@ -128,7 +128,8 @@ def _open_sinks(
 
 def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
     """Return step -> score of the measure checkpoint.best_by (negated if smaller is better), for steps up to `step`,
-    from which the run resumes; {} unless checkpoint.keep_best is set.
+    from which the run resumes; {} unless checkpoint.keep_best is set. Rows that cannot be read refuse the start, so
+    call this before `open_records`.
     """
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
     return {at: score for at, score in score_by_step(rows, config.checkpoint.best_by).items() if at <= step}

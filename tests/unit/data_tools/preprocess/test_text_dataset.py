@@ -34,7 +34,8 @@ def text(tmp_path: Path) -> Path:
 
 
 def make(request: TextRequest, folder: Path) -> TextDataset:
-    return TextFolder(folder / "text", folder / "record.json").make(request, lambda *step: None, lambda notice: None)
+    with TextFolder(folder / "text", folder / "record.json").make(request, lambda *_: None, lambda _: None) as made:
+        return made
 
 
 def find(request: TextRequest, folder: Path) -> TextDataset | None:
@@ -146,7 +147,8 @@ def test_a_glob_counts_as_its_folder(tmp_path: Path) -> None:
         make(TextRequest(texts=(str(tmp_path / "x"),)), tmp_path / "one")
     folder = TextFolder(tmp_path / "one/text", tmp_path / "one/record.json")
     request = TextRequest(texts=(str(tmp_path / "x"),))
-    assert folder.make(request, lambda *step: None, lambda notice: None, replaces=True).num_files == 2
+    with folder.make(request, lambda *_: None, lambda _: None, replaces=True) as made:
+        assert made.num_files == 2
 
 
 def test_a_damaged_record_counts_as_none(text: Path, tmp_path: Path) -> None:
