@@ -392,8 +392,11 @@ def _model_facts(source: ModelSource) -> dict[str, Fact]:
 
 
 def new_document(format_: str, origin: ResultsOrigin, **rest: Any) -> dict[str, Any]:
-    """Return a results document of this version with `complete` False and further entries."""
-    return {"format": format_, "lmtrain": __version__, "complete": False, **vars(origin), **rest}
+    """Return a results document of this version with `complete` False and further entries; with its origin, unless
+    no command makes it.
+    """
+    recorded = {} if origin == ResultsOrigin() else vars(origin)
+    return {"format": format_, "lmtrain": __version__, "complete": False, **recorded, **rest}
 
 
 def print_document(document: dict[str, Any]) -> None:

@@ -288,8 +288,9 @@ def corrects(command: Command, unit: Sequence[str]) -> bool:
 
 
 def has_rival(command: Command, unit: Sequence[str]) -> bool:
-    """Return whether a command has the key or option of `unit` by another spelling too."""
-    return any(_plain(_name(each)) == _plain(_name(unit)) and _name(each) != _name(unit) for each in command.units)
+    """Return whether a command gives the key or option of `unit` once more, perhaps in another spelling."""
+    name = _plain(_name(unit))
+    return bool(name) and any(_plain(_name(each)) == name and each != unit for each in command.units)
 
 
 def _plain(name: str) -> str:

@@ -131,7 +131,8 @@ def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int
     from which the run resumes; {} unless checkpoint.keep_best is set. Rows that cannot be read refuse the start, so
     call this before `open_records`.
     """
-    rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
+    path = folder / METRICS
+    rows = read_metrics(path) if config.checkpoint.keep_best and path.exists() else []
     return {at: score for at, score in score_by_step(rows, config.checkpoint.best_by).items() if at <= step}
 
 

@@ -181,7 +181,7 @@ def test_words_are_checked_when_built_from_data() -> None:
     with pytest.raises(SettingsError) as caught:
         made(data | {"activation": "sillu", "positons": "rotary"})
     assert "Did you mean silu?" in str(caught.value)
-    assert "Did you mean positions?" in str(caught.value)
+    assert "Did you mean model.positions=rotary?" in str(caught.value)
 
 
 _ROTARY: dict[str, Any] = {"positions": "rotary"}
