@@ -276,7 +276,7 @@ def test_the_same_of_a_few_verbs(place: Place, tmp_path: Path) -> None:
 
 KILLED = (
     "corpus shuffle --output", "tokenizer train --output", "data merge --output", "preprocess --output",
-    "reshard --output", "merge --output", "export --output", "report --output",
+    "reshard --output", "merge --output", "import --output", "export --output", "report --output",
 )  # fmt: skip
 # what Python reports of each change of a folder, and of the first use of renameat2
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree", "ctypes.dlsym")

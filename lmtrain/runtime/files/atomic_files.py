@@ -36,7 +36,7 @@ _OUTPUT_ERRNOS = (
 _INPUT_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _HOLE_CHECK_BYTES = 1 << 30  # smaller files are not checked for holes
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
-_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)  # of some network and layered file systems
 LOCK = ".lock"  # the file in a folder that `folder_lock` locks; it stays
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
@@ -192,19 +192,30 @@ def _lock_if_free(folder: Path) -> int | None:
     return fd
 
 
+def exchange(folder: Path, other: Path) -> bool:
+    """Let two existing folders or files exchange their names at once, so that a kill leaves each under one of both.
+    Return False if the system or its file system cannot.
+    """
+    import ctypes  # because: it is slow to import, and few commands replace a folder
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux
+    if rename is None:
+        return False
+    if not rename(_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    if ctypes.get_errno() not in _NO_EXCHANGE:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+    return False
+
+
 def swap(folder: Path, other: Path) -> bool:
-    """Let two folders or files exchange their names at once, so that a kill leaves each under one of both. Return False
-    if the second does not exist.
+    """Let two folders or files exchange their names, at once where the file system can. Return False if the second does
+    not exist.
     """
     if not os.path.lexists(other):
         return False
-    import ctypes  # because: it is slow to import, and few commands replace a folder
-
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.renameat2(_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
-        if ctypes.get_errno() not in _NO_EXCHANGE:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
-        aside = folder.with_name(f"{folder.name}.aside")  # because: some network file systems exchange no names
+    if not exchange(folder, other):
+        aside = folder.with_name(f"{folder.name}.aside")
         for old, new in ((other, aside), (folder, other), (aside, folder)):
             os.rename(old, new)
     return True
@@ -213,11 +224,16 @@ def swap(folder: Path, other: Path) -> bool:
 def put_in_place(
     folder: Path, path: Path, backup: Path | None = None, between_renames: Callable[[], object] = lambda: None
 ) -> None:
-    """Rename a finished folder to `path` and sync the rename. With `backup`, whatever is at `path` is first renamed to
-    `backup`, and renamed back if the second rename fails. `between_renames` is called between the two; tests inject
-    faults there.
+    """Rename a finished folder to `path` and sync the rename. With `backup`, whatever is at `path` has that name
+    afterwards; the names change at once, or where the file system cannot, one after the other, and back if the second
+    rename fails. `between_renames` is called in the middle; tests inject faults there.
     """
-    if backup is not None and os.path.lexists(path):
+    if backup is None or not os.path.lexists(path):
+        os.rename(folder, path)
+    elif exchange(folder, path):
+        between_renames()
+        os.rename(folder, backup)
+    else:
         os.rename(path, backup)
         try:
             between_renames()
@@ -225,8 +241,6 @@ def put_in_place(
         except BaseException:
             os.rename(backup, path)
             raise
-    else:
-        os.rename(folder, path)
     fsync_dir(path.parent)
 
 

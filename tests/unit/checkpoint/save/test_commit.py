@@ -57,7 +57,7 @@ KILLS = [
     ("ckpt.after_rename", 2, 2.0),
     ("ckpt.prune", 2, 2.0),
     ("ckpt.before_rename", 1, 1.0),
-    ("ckpt.mid_replace", 1, 1.0),
+    ("ckpt.mid_replace", 1, 2.0),
     ("ckpt.after_rename", 1, 2.0),
 ]
 
@@ -100,10 +100,9 @@ def test_a_kill_at_any_point_leaves_a_whole_checkpoint(
 ) -> None:
     """The next process cleans and finishes."""
     folder = killed[fault, step]
-    if fault != "ckpt.mid_replace":
-        newest = latest_checkpoint(folder)
-        assert newest is not None
-        assert content(newest) == expected
+    newest = latest_checkpoint(folder)
+    assert newest is not None
+    assert content(newest) == expected
     clear_leftovers(folder)
     assert leftovers(folder) == []
     newest = latest_checkpoint(folder)
@@ -162,10 +161,15 @@ def every_call(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, persist
     raise AssertionError("the saves never came to an end")
 
 
-@pytest.mark.parametrize(("step", "persistent"), [(1, True), (2, False), *wide((1, False), (2, True))])
+@pytest.mark.parametrize(
+    ("step", "persistent", "exchanges"),
+    [(1, True, True), (2, False, True), *wide((1, False, True), (2, True, True), (1, True, False), (1, False, False))],
+)
 def test_the_failure_of_any_system_call_never_makes_a_partial_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, persistent: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, persistent: bool, exchanges: bool
 ) -> None:
+    if not exchanges:  # as on some network file systems
+        monkeypatch.setattr("lmtrain.runtime.files.atomic_files.exchange", lambda *_: False)
     folder = tmp_path / "checkpoints"
     failed: set[str] = set()
     for _, name in every_call(folder, monkeypatch, step, persistent):
