@@ -25,6 +25,7 @@ _FETCHES = {
 }  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z][\w-]*/[A-Za-z][\w.-]*[\w-]")
 _FILE_SUFFIX = re.compile(r"\.[a-z]{2,8}$")
+_LEAST_SIMILARITY = 0.5  # of two names without their suffixes
 _MAX_NAMES = 10_000  # because: a folder may hold millions of files, and an error must be quick
 
 
@@ -84,6 +85,8 @@ def similar_path(path: Path, is_meant: Callable[[Path], bool] = os.path.exists) 
     None if there is none. A name without its suffix is similar to the one with it.
     """
     folder = path.parent
+    if (numbered := _with_same_number(path)) and is_meant(numbered):
+        return numbered
     if not folder.is_dir():
         if folder == path or (similar := similar_path(folder, Path.is_dir)) is None:
             return None
@@ -95,5 +98,34 @@ def similar_path(path: Path, is_meant: Callable[[Path], bool] = os.path.exists) 
         names = sorted(entry.name for entry in islice(os.scandir(folder), _MAX_NAMES))
     stems = {path.stem for path in map(Path, names)} - {*names}  # because: a dataset's path has no suffix
     similar_names = difflib.get_close_matches(path.name, [*names, *sorted(stems)], n=9, cutoff=0.6)
+    similar_names = [name for name in similar_names if _can_be_meant(folder / name, path)]
     with_suffix = [name for name in names if name.startswith(f"{path.name}.")]
     return next((folder / name for name in [*similar_names, *with_suffix] if is_meant(folder / name)), None)
+
+
+def _with_same_number(path: Path) -> Path | None:
+    """Return the folder whose name has the same number as that of `path`, beside it or among the checkpoints of the run
+    that it is in, such as RUN/checkpoints/step_00000002 for RUN/checkpoint-2; None if there is none.
+    """
+    number = _only_number(path.name)
+    for folder in (path.parent, path.parent / "checkpoints") if number is not None else ():
+        with suppress(OSError):
+            for entry in sorted(islice(folder.iterdir(), _MAX_NAMES)):
+                if _only_number(entry.name) == number and entry.is_dir():
+                    return entry
+    return None
+
+
+def _only_number(name: str) -> int | None:
+    """Return the number in a name that holds a single one of at most 18 digits; None for another name."""
+    numbers = re.findall(r"[0-9]+", name)
+    return int(numbers[0]) if len(numbers) == 1 and len(numbers[0]) < 19 else None
+
+
+def _can_be_meant(found: Path, path: Path) -> bool:
+    """Return whether a similar path can be meant by one that does not exist: it is not similar by its suffix alone, and
+    no folder with another number or none, which would be another checkpoint.
+    """
+    if found.is_dir() and (number := _only_number(path.name)) is not None and _only_number(found.name) != number:
+        return False
+    return difflib.SequenceMatcher(None, found.stem.lower(), path.stem.lower()).ratio() > _LEAST_SIMILARITY

@@ -101,6 +101,11 @@ class TextRequest:
             if parts := paths_within(text):
                 new = way(f"data.text=[{','.join(parts)}]", instead_of="data.text")
                 raise SettingsError([f"data.text={text} is several paths in one word. Write {new}."])
+            if not os.path.exists(text) and os.path.exists(f"{text}.idx"):
+                raise SettingsError([
+                    f"data.text={text} is a dataset, which holds tokens. Use "
+                    f"{way(f'data.path={text}', instead_of='data.text')}."
+                ])
             if not os.path.exists(text) and not is_glob(text):
                 raise MissingInputError(missing_path(text, "Give the path of a text, or of a folder of texts."))
             if self._is_unknown_file(text) and (is_not_read := explain_unreadable(Path(text))):

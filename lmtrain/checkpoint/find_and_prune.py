@@ -204,7 +204,10 @@ def resolve_checkpoint(path: Path | str) -> Path:
         return best_checkpoint(Path(str(path).removesuffix(BEST_SUFFIX)))
     if not path.is_dir():
         hint = f"Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
-        if (run := run_around(path)) is not None:
+        steps = [each.name for each in list_checkpoints(path.parent / CHECKPOINTS) or list_checkpoints(path.parent)]
+        if steps and re.search(r"\d", path.name):
+            hint = f"{path.parent} has {join_few(steps)}. Give one of them."
+        elif (run := run_around(path)) is not None:
             hint = f"Give {way(str(run), instead_of=str(path))} for the newest checkpoint of this run."
         raise MissingInputError(missing_path(path, hint, is_run_or_checkpoint))
     if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:

@@ -200,6 +200,9 @@ def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> b
         key, _, values = unit[0].partition("=")
         each_told = [f"{key}={value} " in said for value in values.split(",") if value not in " ".join(command.words)]
         return all(each_told or [False]) or any(form in said for form in (text, " ".join(unit), "=".join(unit)))
+    others = [part for value in unit[1:] for part in value.split(",") if part not in " ".join(command.words)]
+    if others and all(f"={part} is not " in said for part in others):
+        return True  # because: the option has another name, and its value is corrected with that
     place = rf"(?:^ *(?:\d+\. )?|, ){re.escape(text)}(: | is (?!not )| has no counterpart)"
     return bool(re.search(place, said, re.MULTILINE))
 

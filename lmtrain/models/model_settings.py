@@ -80,6 +80,12 @@ class ModelSettings(Choice):
         """The number of parameters without padding, tied weights once."""
         return sum(math.prod(shape) for shape in unpadded_shapes(self).values())
 
+    @cached_property
+    def num_embedding_parameters(self) -> int:
+        """The number of them that are embeddings: of tokens, positions and segments."""
+        shapes = unpadded_shapes(self).items()
+        return sum(math.prod(shape) for name, shape in shapes if name.startswith("embedding."))
+
     @abstractmethod
     def weights(self) -> dict[str, Shape]:
         """Return the shape of every parameter by name, padding included; a tied weight occurs under its first name."""

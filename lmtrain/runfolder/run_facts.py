@@ -101,6 +101,7 @@ class RunFacts:
     lr: float | None  # the learning rate of the newest step
     starts: int  # of the run so far
     parameters: int | None  # without the rows that pad the vocabulary
+    embedding_parameters: int | None  # those of them that are embeddings
     padded_parameters: int | None  # with them, as ranks hold them
     tokens_per_s: float | None  # over the last SPEED_WINDOW_STEPS steps
 
@@ -127,6 +128,14 @@ class RunFacts:
         return parameters_text(self.parameters, self.padded_parameters)
 
     @property
+    def embeddings_text(self) -> str:
+        """The numbers of parameters that are embeddings and that are none, in words; "" if they are not known."""
+        if self.parameters is None or self.embedding_parameters is None:
+            return ""
+        others = self.parameters - self.embedding_parameters
+        return f"{self.embedding_parameters:,} of the {self.parameters:,} parameters; {others:,} are none"
+
+    @property
     def batch_text(self) -> str:
         """The samples of a step and their length in words; "" if they are not known."""
         return "" if self.batch is None else f"{self.batch:,} samples of {self.seq_len:,} tokens"
@@ -144,7 +153,8 @@ class RunFacts:
             "step": self.step, "steps": self.steps, "state": self.state, "stage": self.stage_name or None,
             "batch": self.batch, "seq_len": self.seq_len, "data": self.data, "tokens": self.tokens, "lr": self.lr,
             "starts": self.starts, "borders": self.borders, "parameters": self.parameters,
-            "padded_parameters": self.padded_parameters, "tokens_per_s": self.tokens_per_s,
+            "embedding_parameters": self.embedding_parameters, "padded_parameters": self.padded_parameters,
+            "tokens_per_s": self.tokens_per_s,
             "stages": [asdict(stage) for stage in self.named_stages],
         }  # fmt: skip
 
@@ -207,6 +217,7 @@ def facts_at(
         stage_name=stage.name if stage else stage_name or "",
         batch=plan.batch_plan.range_of(newest)[1] if plan is not None else None, tokens=tokens, lr=lr, starts=starts,
         parameters=model.num_parameters if model is not None else None,
+        embedding_parameters=model.num_embedding_parameters if model is not None else None,
         padded_parameters=padded_parameters(model) if model is not None else None,
         tokens_per_s=tokens_per_s,
     )  # fmt: skip

@@ -54,9 +54,9 @@ def test_a_run_that_failed_says_why(ended: Path, tmp_path: Path) -> None:
     copy.mkdir()
     for name in ("config.json", "metrics.jsonl"):
         (copy / name).write_bytes((ended / name).read_bytes())
-    assert "killed" in lmtrain("watch", copy)
+    assert "killed" in lmtrain("watch", copy, code=1)
     (copy / "stop.json").write_text(json.dumps({"cause": "the disk is full", "exit_code": 74}))
-    assert "failed with exit code 74" in lmtrain("watch", copy)
+    assert "failed with exit code 74" in lmtrain("watch", copy, code=1)
     assert "the disk is full" in on_terminal("watch", copy)
 
 
@@ -87,7 +87,7 @@ def test_who_is_slow_is_said_when_it_changes(ended: Path, tmp_path: Path) -> Non
     }  # fmt: skip
     (copy / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     said = "rank 3 on n7 (tp 1): +10.0%, most of all forward, 50.0 ms beside 40.0 ms a step"
-    assert f"slow: {said}" in lmtrain("watch", copy)
+    assert f"slow: {said}" in lmtrain("watch", copy, code=1)
     assert said in " ".join(re.sub("[│╭╮╰╯─]", " ", on_terminal("watch", copy, columns=120)).split())
 
 

@@ -29,9 +29,10 @@ EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
     ("lmtrain watch runs/a --every 30", "less often, over a slow line"),
     ("lmtrain watch runs/a --once", "how it is now"),
+    ("lmtrain watch runs/a && lmtrain eval runs/a ...", "what follows, once the run has finished"),
 )
 _MIN_INTERVAL_S = 0.2
-_LIVE_STATES = ("running", "out of sight")
+_LIVE_STATES, _BROKEN_STATES = ("running", "out of sight"), ("failed", "killed")
 
 
 def watch(
@@ -39,7 +40,10 @@ def watch(
     every: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds between updates.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show the current state once and exit.")] = False,
 ) -> None:
-    """Watch a run's progress from another terminal: a live panel, or one line for each logged step."""
+    """Watch a run's progress from another terminal: a live panel, or one line for each logged step.
+
+    It ends with the run, with exit code 1 if that failed or was killed, and 0 otherwise.
+    """
     from lmtrain.observe.screen.command_progress import is_live
 
     if not every >= _MIN_INTERVAL_S:
@@ -48,7 +52,9 @@ def watch(
     try:
         _wait_for_run(run, every, console, may_wait=is_live(console) and not once)
         with record_errors(run):
-            (_show_panel if is_live(console) else _print_lines)(run, every, once, console)
+            state = (_show_panel if is_live(console) else _print_lines)(run, every, once, console)
+        if state in _BROKEN_STATES and not once:
+            raise typer.Exit(1)
     except KeyboardInterrupt:
         print_message(console, "the watching ends here; the run is left as it is")
 
@@ -75,9 +81,9 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
         time.sleep(interval_s)
 
 
-def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
+def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> str:
     """Show a panel about the run's progress on the terminal, and redraw it every `interval_s` seconds until the run
-    ends. With `only_once` draw it once and return.
+    ends. With `only_once` draw it once. Return the run's state.
     """
     follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
     job = QueuedJob(run)
@@ -95,13 +101,13 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
         # because: a panel that is no longer live does not show its `now` line
         redrawer.draw(Group(panel, Text(f"  {panel.activity}", style="dim")) if is_over else panel)
         if is_over or only_once:
-            return
+            return str(state["state"])
         time.sleep(interval_s)
 
 
-def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
+def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console) -> str:
     """Print a line for the newest training step, and for each new validation, evaluation, save and stage, every
-    `interval_s` seconds until the run ends. With `only_once` print the newest and return.
+    `interval_s` seconds until the run ends. With `only_once` print the newest. Return the run's state.
     """
     from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.find_slow_ranks import slow_link_line, slow_rank_line
@@ -132,7 +138,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
         if wait and wait != wait_before:
             print_line(console, wait)
         if is_over:
-            return
+            return str(state["state"])
         first = False
         time.sleep(interval_s)
 

@@ -25,6 +25,7 @@ from lmtrain.cli.settings_keys.shell_completion import complete_choice, complete
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import STAGE_GROUP, compose_plain, group_choices
+from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, leave_out, spelling_hint, way
@@ -145,7 +146,7 @@ def explain(
             spelling_hint(key, [*keys, *parts], lambda known: way(known, instead_of=key))
         )  # fmt: skip
         if hint.startswith("Known"):  # because: these are more than two hundred
-            hint = "`lmtrain config explain all` lists the settings."
+            hint = idea_of(key) or "`lmtrain config explain all` lists the settings."
         raise UsageError(f"{key} is not a setting. {hint}")
     composed = ComposedSettings.compose(list(overrides or []), config_dir, config_name)
     if key in keys or (in_stage is not None and in_stage[1] not in GROUPS):

@@ -169,7 +169,8 @@ class Command:
         gone = [unit for unit in before.units if unit not in self.units]
         return [
             unit for unit in gone
-            if not all(part in text for value in _values(unit) for part in VALUE_SIGNS.split(value))
+            # because: another tool's option may have pairs such as pretrained=FOLDER
+            if not all(part.rpartition("=")[2] in text for value in _values(unit) for part in VALUE_SIGNS.split(value))
         ]  # fmt: skip
 
 

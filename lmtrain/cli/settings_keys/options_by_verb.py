@@ -82,6 +82,7 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("inspect", "compare against other", {"*": "--diff {value}"}),
     ("inspect", "check checksum checksums hashes deep", _switch("--verify")),
     ("generate", "start text input input-text", {"*": "--prompt-file {file}"}),
+    ("generate", "out-dir", {"*": "{path}"}),
     ("generate", "file -f", {"*": "--prompt-file {value}"}),
     ("generate, eval, import, export", "-m model model-name-or-path", {"*": "{path}"}),
     ("generate", "sample-input-file prompts-file input-file", {"*": "--prompts {value}"}),
@@ -120,6 +121,7 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("corpus split", "test-size test-ratio", {"*": "--ratios {kept},0,{part}"}),
     ("data split", "train-size train-ratio train-fraction train-split", {"*": "--shares {train}"}),
     ("watch", "no-follow one-shot", _switch("--once")),
+    ("config", "search find grep query lookup about describe list show get key", {"*": "explain {value}"}),
     ("trace", "attempt start-number", {"*": "--start {value}"}),
     ("tokenizer train", "bpe byte-level byte-level-bpe bbpe", _switch("--kind bpe")),
     ("tokenizer train", "wordpiece", _switch("--kind wordpiece")),
@@ -282,7 +284,11 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("merge", {"The weights of each checkpoint count alike unless --mean says otherwise.":
                "average mean-weights uniform method"}),
     ("inspect, data inspect", {"It is shown.": "summary info list -l"}),
-    ("inspect", {"--all lists the checkpoints with their sizes.": "sizes size"}),
+    ("inspect", {"--all lists the checkpoints with their sizes.": "sizes size",
+                 "It is shown.": "num-params num-parameters params parameters count-parameters non-embedding "
+                 "exclude-embeddings total-params size model-size"}),
+    ("trace", {"A trace is JSON that Perfetto and chrome://tracing open.":
+               "format type chrome perfetto chrome-trace export-chrome-trace json-trace"}),
     ("pretrain, slurm, plan", {"Messages are always complete.": "verbose -v quiet -q"}),
     ("runs list", {"All runs below a folder are listed.": "recursive -r all -a"}),
     ("report", {"A report is an HTML file.": "format html type",
@@ -348,6 +354,14 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "them, one JSON object a line.": "csv to-csv export-csv tsv excel csv-file export",
         "There is no such view here. observe.tensorboard=true and observe.wandb=online of a run write for them.":
             "tensorboard wandb",
+    }),
+    ("runs", {
+        "There are no columns to choose here. `lmtrain.metrics(RUN)` gives the numbers in Python, and "
+        "RUN/metrics.jsonl holds them, one JSON object a line.": "metrics metric keys columns fields",
+    }),
+    ("merge", {
+        "There are no weights of your own here. --mean linear gives a checkpoint the more the newer it is, and --mean "
+        "uniform all the same.": "weights coefficients alphas alpha ratios densities",
     }),
     ("report", {"There is no such format here. --svg DIR writes each picture as SVG.": "pdf png jpg"}),
     ("runs plot", {

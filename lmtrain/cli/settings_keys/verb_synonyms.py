@@ -82,7 +82,9 @@ _NO_SUBCOMMANDS = {
     },
     "runs": {
         "A run is started again by `lmtrain pretrain --from-run RUN`.": "resume continue start restart",
-        "`lmtrain inspect RUN` shows a run, and `lmtrain report RUN` writes a page.": "info inspect report export page",
+        "`lmtrain inspect RUN` shows a run, and `lmtrain report RUN` writes a page.": "info inspect report page",
+        "RUN/metrics.jsonl holds the numbers of a run, one JSON object a line, and `lmtrain.metrics(RUN)` gives them "
+        "in Python.": "export csv metrics to-csv download dump history",
         "`lmtrain watch RUN` follows a run.": "watch tail follow log logs monitor",
     },
     "config": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -76,6 +77,16 @@ def _without_quotes(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
+def _key_of_data(key: str, path: str) -> str:
+    """Return the key under which lmtrain reads what is at a path, instead of data.text or data.path if the other is
+    meant: a dataset is no text, and a file no dataset.
+    """
+    is_dataset = os.path.exists(f"{path}.idx")
+    if key == "data.text" and is_dataset and not os.path.exists(path):
+        return "data.path"
+    return "data.text" if key == "data.path" and os.path.isfile(path) and not is_dataset else key
+
+
 @dataclass
 class Translation:
     """Another tool's options in terms of lmtrain: settings, the number of processes, and sentences on what was changed,
@@ -109,6 +120,7 @@ class Translation:
         """
         first, *others = overrides.split() if not is_as_typed else [overrides]
         key, _, value = first.partition("=")
+        key = _key_of_data(key, value)
         if (earlier := self.origins.get(key)) and self.settings.get(key) not in (None, value):
             self.left_out.append(f"{earlier.typed}: {option.typed} sets {key} too.")
         self.settings[key], self.origins[key] = value, option

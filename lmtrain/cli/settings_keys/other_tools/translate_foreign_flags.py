@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from lmtrain.config.name_suggestions import is_variable, types_by_key, union_mem
 from lmtrain.config.names_without_counterpart import sentence_about, sentence_about_variable
 from lmtrain.config.near_names import nearest_name
 from lmtrain.config.parse_and_apply_overrides import named_values
+from lmtrain.similar_path import similar_path
 from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
@@ -67,7 +69,25 @@ def _translate_each(options: Sequence[Option], result: Translation) -> Translati
         is_known = any(step(result, option) for step in _STEPS)
         (result.known if is_known else result.unknown).append(option)
     reckon(result)
+    _take_run(result)
     return result
+
+
+def _take_run(result: Translation) -> None:
+    """Turn a checkpoint to resume from into the option --from-run, which brings its settings, if the command names no
+    data and another run.dir.
+    """
+    resumed, folder = result.settings.get("checkpoint.resume", ""), result.settings.get("run.dir")
+    folder = folder or next((word[8:] for word in result.typed_settings if word.startswith("run.dir=")), "")
+    keys = [*result.settings, *(word.partition("=")[0] for word in result.typed_settings)]
+    path = Path(resumed) if os.path.isdir(resumed) else similar_path(Path(resumed), Path.is_dir) if resumed else None
+    has_data = any(key.partition(".")[0] == "data" for key in keys)
+    if result.from_run != "" or not folder or path is None or has_data or path.is_relative_to(folder):
+        return
+    del result.settings["checkpoint.resume"]
+    option = result.origins.pop("checkpoint.resume")
+    result.options += ["--from-run", str(path)]
+    result.changed.append(f"{option.typed} is --from-run {path} here, with the settings of that run.")
 
 
 def _values_of_sweep(option: Option, is_sweep: bool) -> list[str]:
