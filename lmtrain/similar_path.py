@@ -107,25 +107,24 @@ def _with_same_number(path: Path) -> Path | None:
     """Return the folder whose name has the same number as that of `path`, beside it or among the checkpoints of the run
     that it is in, such as RUN/checkpoints/step_00000002 for RUN/checkpoint-2; None if there is none.
     """
-    number = _only_number(path.name)
-    for folder in (path.parent, path.parent / "checkpoints") if number is not None else ():
+    numbers = _numbers(path.name)
+    for folder in (path.parent, path.parent / "checkpoints") if len(numbers) == 1 else ():
         with suppress(OSError):
             for entry in sorted(islice(folder.iterdir(), _MAX_NAMES)):
-                if _only_number(entry.name) == number and entry.is_dir():
+                if _numbers(entry.name) == numbers and entry.is_dir():
                     return entry
     return None
 
 
-def _only_number(name: str) -> int | None:
-    """Return the number in a name that holds a single one of at most 18 digits; None for another name."""
-    numbers = re.findall(r"[0-9]+", name)
-    return int(numbers[0]) if len(numbers) == 1 and len(numbers[0]) < 19 else None
+def _numbers(name: str) -> list[str]:
+    """Return the numbers in a name, without the zeros before them."""
+    return [number.lstrip("0") for number in re.findall(r"[0-9]+", name)]
 
 
 def _can_be_meant(found: Path, path: Path) -> bool:
     """Return whether a similar path can be meant by one that does not exist: it is not similar by its suffix alone, and
-    no folder with another number or none, which would be another checkpoint.
+    no folder without its numbers, which would be another checkpoint.
     """
-    if found.is_dir() and (number := _only_number(path.name)) is not None and _only_number(found.name) != number:
+    if found.is_dir() and (numbers := _numbers(path.name)) and _numbers(found.name) != numbers:
         return False
     return difflib.SequenceMatcher(None, found.stem.lower(), path.stem.lower()).ratio() > _LEAST_SIMILARITY

@@ -157,6 +157,24 @@ def test_the_name_of_a_setting_in_capitals_is_no_environment_variable() -> None:
     assert "\n  lmtrain pretrain data.path=x data.index_dir=y\n" in outcome("pretrain", "data.path=x", "INDEX_DIR=y")[1]
 
 
+def test_what_is_at_a_path_says_which_setting_it_is(here: Path) -> None:
+    (here / "some.idx").touch()
+    (here / "notes.txt").touch()
+    for typed in ("--train_file some", "--data some", "data=some", "--data-path some", "data.text=some"):
+        assert final_words(outcome("pretrain", *typed.split())[1]) == ["pretrain", "data.path=some"]
+    for typed in ("--train_file notes.txt", "--data notes.txt", "data=notes.txt", "--data-path notes.txt"):
+        assert final_words(outcome("pretrain", *typed.split())[1]) == ["pretrain", "data.text=notes.txt"]
+
+
+def test_a_checkpoint_of_another_run_brings_its_settings(here: Path) -> None:
+    (here / "a" / "checkpoints" / "step_00000020").mkdir(parents=True)
+    line = "--resume_from_checkpoint a/checkpoint-20 --output_dir b".split()
+    advised = "pretrain run.dir=b --from-run a/checkpoints/step_00000020".split()
+    assert final_words(outcome("pretrain", *line)[1]) == advised
+    with_data = final_words(outcome("pretrain", *line, "data.path=x")[1])
+    assert "checkpoint.resume=a/checkpoint-20" in with_data
+
+
 def test_files_without_a_suffix_are_named_one_by_one(here: Path) -> None:
     (here / "wiki").mkdir()
     (here / "wiki" / "wiki_00").write_text('{"text": "One."}\n')

@@ -30,6 +30,16 @@ def test_the_nearest_name(folder: Path, typed: str, meant: str | None) -> None:
     assert similar_path(folder / typed) == (None if meant is None else folder / meant)
 
 
+def test_a_checkpoint_is_found_by_its_number_and_no_other_is_meant(folder: Path) -> None:
+    step = folder / "runs/base/checkpoints/step_00000020"
+    step.mkdir(parents=True)
+    for name in ("checkpoint-20", "step-20", "iter_0000020", "checkpoints/20"):
+        assert similar_path(folder / "runs/base" / name) == step
+    for name in ("checkpoint-2", "checkpoints/step_00000030", "checkpoints/step_000000020x1"):
+        assert similar_path(folder / "runs/base" / name) is None
+    assert similar_path(folder / "more.jsonl") is None, "a suffix alone makes no names similar"
+
+
 def test_only_what_can_be_meant(folder: Path) -> None:
     assert similar_path(folder / "data/wbe", lambda path: path.with_suffix(".idx").exists()) == folder / "data/web"
     assert similar_path(folder / "notes.tx", Path.is_dir) is None
