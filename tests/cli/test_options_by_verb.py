@@ -168,8 +168,8 @@ def test_what_is_at_a_path_says_which_setting_it_is(here: Path) -> None:
 
 def test_a_checkpoint_of_another_run_brings_its_settings(here: Path) -> None:
     (here / "a" / "checkpoints" / "step_00000020").mkdir(parents=True)
-    line = "--resume_from_checkpoint a/checkpoint-20 --output_dir b".split()
-    advised = "pretrain run.dir=b --from-run a/checkpoints/step_00000020".split()
+    line = ["--resume_from_checkpoint", "a/checkpoint-20", "--output_dir", "b"]
+    advised = ["pretrain", "run.dir=b", "--from-run", "a/checkpoints/step_00000020"]
     assert final_words(outcome("pretrain", *line)[1]) == advised
     with_data = final_words(outcome("pretrain", *line, "data.path=x")[1])
     assert "checkpoint.resume=a/checkpoint-20" in with_data
