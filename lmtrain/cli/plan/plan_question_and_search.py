@@ -236,7 +236,7 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
         )  # fmt: skip
         raise UsageError(
             f"hardware={name} is not a machine of conf/hardware. {hint} To use your own machine, give --config-dir DIR "
-            f"and write DIR/hardware/{name}.yaml."
+            f"and write DIR/hardware/{name}.yaml with the keys that `lmtrain config show hardware l40s` prints."
         )
     tree = {"hardware": read_yaml(path).data | {"name": name}}
     if problems := list(filter(None, (apply_override(tree, each) for each in parse_overrides(overrides, {})))):

@@ -45,6 +45,9 @@ _NO_ARGUMENTS = (*FALSE, *TRUE, "debug", "info", "warning", "error", "critical")
 Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
 
 
+_FORMATS_OF_OUTPUT = ("format", "output-format", "out-format", "fmt", "output-type")
+
+
 def explain_by_verb(option: str, command: Command) -> str | None:
     """Return the marked message about `option`, which the verb of `command` does not have, by the tables of the verb;
     None if they do not have it.
@@ -59,6 +62,8 @@ def explain_by_verb(option: str, command: Command) -> str | None:
     if folder := _step_folder(command, name, value):
         run, use = folder
         return f"{typed} is not an option of lmtrain {verb}. Use {way(use, instead_of=(option, run), shown=use)}."
+    if name in _FORMATS_OF_OUTPUT and value.lower() == "json" and "--json" in command.options:
+        return f"{typed} is not an option of lmtrain {verb}. Use {way('--json', instead_of=option)}."
     for find in (_settings_file, _words, _sbatch):
         if found := find(verb, name, value):
             words, takes_value = found

@@ -80,6 +80,9 @@ OPTIONS = {
     "--at": "--at-step --at-steps --step --steps --from-step --ckpt-step --branch-at",
     "--steps": "--checkpoints --checkpoint-steps",
     "--step": "--steps",
+    "--decay-steps": "--anneal-steps --cooldown-steps --annealing-steps --lr-decay-steps --num-decay-steps "
+    "--decay-iters --lr-decay-iters --anneal-iters",
+    "--decay-tokens": "--anneal-tokens --cooldown-tokens",
     "--shape": "--decay-type --decay-shape --decay-style --lr-decay-style --schedule --lr-scheduler-type --type",
     "--partition": "--queue",
     "--account": "--project",
@@ -175,7 +178,7 @@ NOTHING = {
     "target-data-parallel-size convert-checkpoint-from-transformers-to-megatron",
     "import": "instruct special-tokens llama-version num-shards target-expert-parallel-size cache-dir",
     "reshard": "target-expert-parallel-size use-distributed-optimizer",
-    "merge": "slerp ties",
+    "merge": "parameters",
     "inspect": "optimizer pattern grep",
     "trace": "rank ranks",
     "report": "title name open browser project entity smoothing smooth ylim xlim",

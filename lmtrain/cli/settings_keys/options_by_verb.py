@@ -116,6 +116,8 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("tokenizer show", "input file input-file", {"*": "--data {path}"}),
     ("tokenizer show", "text prompt string input", {"*": "{value}"}),
     ("eval", "model-args -a", {"*": "{pretrained}"}),
+    ("corpus clean", "min-words min-doc-words min-num-words", {"*": "--rule min_words={value}"}),
+    ("corpus clean", "max-words max-doc-words max-num-words", {"*": "--rule max_words={value}"}),
     ("corpus split", "train-size train-ratio train-fraction", {"*": "--ratios {thirds}"}),
     ("corpus split", "val-size valid-size val-ratio valid-ratio", {"*": "--ratios {kept},{part},0"}),
     ("corpus split", "test-size test-ratio", {"*": "--ratios {kept},0,{part}"}),
@@ -133,6 +135,7 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("runs plot", "log-scale logy log-y", _switch("--log")),
     ("eval", "ppl perplexity word-perplexity token-perplexity", _switch("--task perplexity")),
     ("eval", "bits-per-byte bpb bits-per-character bpc byte-perplexity all-metrics details", _switch("--full")),
+    ("slurm render", "-o", {"*": "--output {value}"}),
     ("slurm", "gres", {"*": "--gpus-per-node {number}"}),
     ("slurm", "container-mounts", {"*": "--srun=--container-mounts={value}"}),
     ("slurm", "container-workdir", {"*": "--srun=--container-workdir={value}"}),
@@ -201,6 +204,8 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     }),
     ("corpus split", {"Documents are assigned by a hash of their text, so their order does not matter.": "shuffle"}),
     ("data inspect", {"All facts of a dataset are shown.": "verbose -v"}),
+    ("data stats", {"It is drawn.": "histogram hist plot"}),
+    ("branch", {"It only prints the commands.": "dry-run dryrun simulate print-only -n"}),
     ("tokenizer train", {
         "Reading and learning need no such number.":
             "workers num-workers num-proc threads num-threads jobs -j self-test-sample-size seed-sentencepiece-size "
@@ -291,7 +296,7 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
                "format type chrome perfetto chrome-trace export-chrome-trace json-trace"}),
     ("pretrain, slurm, plan", {"Messages are always complete.": "verbose -v quiet -q"}),
     ("runs list", {"All runs below a folder are listed.": "recursive -r all -a"}),
-    ("report", {"A report is an HTML file.": "format html type",
+    ("report", {"A report is an HTML file, and a browser prints it as PDF.": "format html type",
                 "Keys in the page smooth the curves: s and S.": "smooth smoothing ema",
                 "It is a file, and needs no server.": "port host bind-all reload-interval"}),
     ("runs plot", {"It draws in the terminal, once, and needs no server.":
@@ -361,7 +366,8 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
     }),
     ("merge", {
         "There are no weights of your own here. --mean linear gives a checkpoint the more the newer it is, and --mean "
-        "uniform all the same.": "weights coefficients alphas alpha ratios densities",
+        "uniform all the same.": "weights coefficients alphas alpha ratios densities merge-method merge-type "
+        "interpolation slerp ties dare",
     }),
     ("report", {"There is no such format here. --svg DIR writes each picture as SVG.": "pdf png jpg"}),
     ("runs plot", {
@@ -402,7 +408,7 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
             f"{STEP_NAMES} tag -t",
     }),
     ("export", {
-        "There is no upload here. The folder of --output is what a hub takes.":
+        "There is no upload here. `hf upload NAME DIR` takes the folder of --output to a hub.":
             "push-to-hub hub-model-id repo-id upload private",
         "It is shown elsewhere: `lmtrain inspect CHECKPOINT --all`.": "print-checkpoint-structure",
         "There is no such format here. `--to hf` writes a folder, of which llama.cpp's convert_hf_to_gguf.py makes "
@@ -427,6 +433,8 @@ ABSENT: tuple[tuple[str, Mapping[str, str]], ...] = (
         "Step N of a run reads the samples from (N - 1) x train.global_batch to N x train.global_batch - 1. Give them "
         "as --sample FIRST-LAST, with --run RUN.": "step steps at-step iteration iter batch global-step",
     }),
+    ("data show", {"A part of a dataset is written by `lmtrain data split PREFIX --shares 50,50 --seed N`.":
+                   "fraction share ratio frac proportion"}),
     ("data show", {"A dataset has no splits. Give the PREFIX of the part.": "split"}),
     ("data show", {"There is no search here. Send what is printed to grep.": "grep search contains filter find"}),
     ("data merge", {"There are no shares here. data=blend of a run mixes datasets.":

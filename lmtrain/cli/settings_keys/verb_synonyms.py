@@ -51,7 +51,8 @@ _SUBCOMMANDS = {
                "build": "run pipeline make", "merge": "concat cat combine", "split": "train-test-split"},
     "runs": {"list": "ls all show status", "plot": "curve curves graph chart", "diff": "compare cmp"},
     "config": {"list": "ls presets models choices", "explain": "show help describe docs get what"},
-    "slurm": {"submit": "sbatch run start", "render": "show print write script generate make create"},
+    "slurm": {"submit": "sbatch run start launch",
+              "render": "show print write script generate make create pretrain train"},
 }
 # group of commands -> sentence -> the names of commands that it lacks
 _NO_SUBCOMMANDS = {
@@ -79,6 +80,8 @@ _NO_SUBCOMMANDS = {
         "`lmtrain preprocess FILES --tokenizer PATH` makes a dataset of texts.": "tokenize preprocess prepare",
         "`lmtrain tokenizer show TOKENIZER --data FILES` counts documents, characters, bytes and tokens.":
             "count stats info inspect",
+        "There is no search for personal data here: mask it before, as datatrove's formatter for it does.":
+            "pii anonymize redact mask scrub",
     },
     "runs": {
         "A run is started again by `lmtrain pretrain --from-run RUN`.": "resume continue start restart",
