@@ -86,7 +86,7 @@ class SettingNames:
         in_group = [key for key in known_keys if key.rpartition(".")[0] == parent and key.endswith(f"_{word}")]
         if parent and len(in_group) == 1 and not any(key.startswith((f"{parent}.", "train.")) for key in matches):
             matches = in_group
-        matches = [key for key in matches if _may_be(value, known_keys[key])] or matches
+        matches = [key for key in matches if _may_be(value, known_keys.get(key, str))] or matches
         if len(matches) > 3:
             matches = [key for key in matches if key.startswith(f"{parent}.")] or matches[:3]
         if parent:  # because: it is misspelt
@@ -94,7 +94,7 @@ class SettingNames:
         # because: a user who types `train.batch_size` does not mean the batch size of evaluations
         if word in _KEY_BY_FOREIGN_NAME and not (parent and any(key.startswith(f"{parent}.") for key in matches)):
             matches = [_KEY_BY_FOREIGN_NAME[word]]
-        matches = matches or [key for key in _near_keys(path, known_keys) if _may_be(value, known_keys[key])]
+        matches = matches or [key for key in _near_keys(path, known_keys) if _may_be(value, known_keys.get(key, str))]
         return [self._suggested_override(key, value) for key in matches]
 
     def refusal(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:

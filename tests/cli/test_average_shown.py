@@ -42,7 +42,7 @@ def last(run: Path, event: str) -> dict[str, Any]:
 def test_the_average_in_a_checkpoint_is_what_the_run_has_measured(run: Path, held_out: Path, tmp_path: Path) -> None:
     task = ("--task", "perplexity", "--data", held_out, "--output", tmp_path / "found.json")
     for weights, key in (("ema", "ema"), ("model", "measures")):
-        lmtrain("eval", run, *task, "--weights", weights)
+        lmtrain("eval", run, *task, "--weights", weights, "--overwrite")
         (found,) = json.loads((tmp_path / "found.json").read_text())["results"]
         assert found["measures"]["token_perplexity"] == pytest.approx(last(run, "eval")[key]["token_perplexity"])
     assert last(run, "eval")["ema"] != last(run, "eval")["measures"]

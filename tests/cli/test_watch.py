@@ -157,7 +157,7 @@ def test_a_run_from_before_its_begin_until_it_is_killed(toy: Toy, tmp_path: Path
     run.kill()
     run.wait(LONG_S)
     second.until(lambda text: "killed" in text)
-    assert second.ended() == 0
+    assert second.ended() == 1
 
 
 @pytest.mark.wide

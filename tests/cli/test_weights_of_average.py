@@ -89,7 +89,7 @@ def test_answers_about_the_weights_are_not_taken_for_the_average(toy: Toy, run: 
     fault = {"LMTRAIN_FAULT": "exc:point=eval.journal:count=2", "LMTRAIN_ALLOW_FAULTS": "1"}
     lmtrain("eval", run, *task, "--output", output, "--batch-size", 1, env=fault, code=1)
     words = (*task, "--batch-size", 1, "--weights", "ema")
-    assert scores(output, run, *words)["results"][0]["measures"] == (
+    assert scores(output, run, *words, "--overwrite")["results"][0]["measures"] == (
         scores(tmp_path / "clean.json", run, *words)["results"][0]["measures"]
     )
 

@@ -194,7 +194,7 @@ def python(moment: Moment) -> Facts:
 
 
 def report(moment: Moment) -> Facts:
-    lmtrain("report", moment.run, "--output", page := moment.run.with_name("page.html"))
+    lmtrain("report", moment.run, "--output", page := moment.run.with_name("page.html"), "--overwrite")
     text = re.sub(r"<[^>]*>+", " ", page.read_text().partition('<div class="tools"')[0])
     starts = {"starts": r"starts\s+(\d+)"} if "starts" in text else {}
     shown = of_words(

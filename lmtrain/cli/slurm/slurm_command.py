@@ -399,8 +399,8 @@ def branches_script(
 
     verb = build_verb("slurm").commands["render"]
     with verb.make_context("lmtrain branch --slurm", list(words)) as context:
-        values = {name: value for name, value in context.params.items() if name != "output"}
-        refused = ("overrides", "from_run", "from_beginning", "array", "array_tasks", "output")
+        values = {field.name: context.params[field.name] for field in fields(SlurmOptions)}
+        refused = ("overrides", "from_run", "from_beginning", "array", "array_tasks", "output", "overwrite")
         unused = [name for name in refused if context.params[name]]
     if unused:
         raise UsageError(

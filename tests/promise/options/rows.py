@@ -66,7 +66,7 @@ CORPUS = [
     Row("corpus join", "--parts", ends=_ERROR),
     Row("corpus drop", "--key", ("other",), ends=_ERROR),
     Row("corpus drop", "--on-error", ("skip",), swap=_BAD_LINE, before=(
-        "corpus sign bad.jsonl --work work --on-error skip", "corpus match --work work --exact",
+        "corpus sign bad.jsonl --work work --on-error skip --overwrite", "corpus match --work work --exact",
         "corpus match --work work", "corpus join --work work",
     ), without=_ERROR),
     Row("corpus drop", "--format", ("txt",), swap=_UNKNOWN_SUFFIX, without=_ERROR, ends=_ERROR),
