@@ -166,6 +166,13 @@ def test_what_is_at_a_path_says_which_setting_it_is(here: Path) -> None:
         assert final_words(outcome("pretrain", *typed.split())[1]) == ["pretrain", "data.text=notes.txt"]
 
 
+def test_what_a_line_without_words_lacks_is_told_with_what_is_left_out(here: Path) -> None:
+    said = outcome("pretrain", "--data", "TinyStories")[1]
+    assert "--data TinyStories: The data are named by data.path=PREFIX" in said
+    assert "data.path is not set." in said
+    assert final_words(said) == ["pretrain", "data.path=PREFIX"]
+
+
 def test_a_checkpoint_of_another_run_brings_its_settings(here: Path) -> None:
     (here / "a" / "checkpoints" / "step_00000020").mkdir(parents=True)
     line = ["--resume_from_checkpoint", "a/checkpoint-20", "--output_dir", "b"]

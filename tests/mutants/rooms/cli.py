@@ -381,4 +381,22 @@ MUTANTS = [
         breaks="plan says that no layout is legal and not which of the sizes is to be left out.",
         only_for="plans whose fixed sizes contradict each other",
     ),
+    Mutant(
+        name="a_path_is_judged_by_its_option",
+        file="lmtrain/cli/settings_keys/other_tools/foreign_translation.py",
+        function="_key_of_data",
+        old='if key == "data.text" and is_dataset and not os.path.exists(path):',
+        new='if key == "data.text" and is_dataset and os.path.exists(path):',
+        breaks="--train_file DATASET leads to data.text=DATASET, which is refused.",
+        only_for="names of other tools for a text, with the prefix of a dataset",
+    ),
+    Mutant(
+        name="a_line_without_words_is_not_checked",
+        file="lmtrain/cli/find_accepted_line.py",
+        function="_covering",
+        old="if not (result and seen.issuperset(run)):",
+        new="if not seen.issuperset(run):",
+        breaks="A line that is left without a word is advised, though the verb needs one.",
+        only_for="pretrain and slurm, of which all words are left out",
+    ),
 ]

@@ -200,4 +200,22 @@ MUTANTS = [
         breaks="An export removes what another one to the same folder is writing.",
         only_for="two exports to one folder at the same time",
     ),
+    Mutant(
+        name="overwriting_replaces_files_of_another_kind",
+        file="lmtrain/runtime/files/existing_output.py",
+        function="check_output",
+        old="if not has_type or not (is_empty or kind.fits(path)):",
+        new="if not overwrite and (not has_type or not (is_empty or kind.fits(path))):",
+        breaks="--overwrite replaces a file of another kind, such as a text by a dataset.",
+        only_for="--overwrite, of an output that names a file which no such command wrote",
+    ),
+    Mutant(
+        name="a_refused_start_leaves_its_files",
+        file="lmtrain/runtime/files/put_back_if_refused.py",
+        function="put_back_if_refused",
+        old="_stamp(folder / unless_changed) == stamp:",
+        new="_stamp(folder / unless_changed) != stamp:",
+        breaks="A start that is refused leaves what it has written, and its folder takes no other text.",
+        only_for="starts that are refused after they have made a dataset or other files in run.dir",
+    ),
 ]
