@@ -104,9 +104,9 @@ class TextSuffixes:
     def __post_init__(self) -> None:
         for suffix in self.suffixes:
             typed = self.type_option([suffix])
-            if not suffix.startswith(".") or len(suffix) == 1 or "/" in suffix:
+            if not suffix.startswith(".") or len(suffix) == 1 or {"/", "="} & {*suffix}:
                 dotted = f".{suffix.strip('*./')}"
-                is_suffix = len(dotted) > 1 and "/" not in dotted
+                is_suffix = len(dotted) > 1 and not {"/", "="} & {*dotted}
                 way_out = f"Write {self._words([dotted], instead_of=typed)}" if is_suffix else "Give one such as .py"
                 raise UsageError(f"{typed} names no suffix, which begins with a dot. {way_out}.")
             if known := known_suffix(Path(f"a{suffix}")):

@@ -98,7 +98,7 @@ def test_a_folder_that_is_not_there_or_no_run(tmp_path: Path) -> None:
         f"error: {missing} does not exist. Give the run.dir of a run; without --once, and on "
         "a terminal, `lmtrain watch` waits for a run to begin in a folder.\n"
     )
-    assert "no run has begun there, as it has no config.json" in lmtrain("watch", tmp_path, "--once", code=66)
+    assert "no run has begun there, as it has no metrics.jsonl" in lmtrain("watch", tmp_path, "--once", code=66)
     assert "--every=0 must be at least 0.2 seconds" in lmtrain("watch", tmp_path, "--every", 0, code=2)
 
 

@@ -22,7 +22,7 @@ from lmtrain.errors import MissingInputError, UsageError, join_few, own
 from lmtrain.observe.screen.live_panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.file_names import CONFIG, METRICS
-from lmtrain.runfolder.folder_reader import find_runs, not_a_run, read_run_state, read_settings, record_errors
+from lmtrain.runfolder.folder_reader import find_runs, is_run, not_a_run, read_run_state, read_settings, record_errors
 from lmtrain.runfolder.metrics_rows import RowFollower, read_last_rows, rows_in_force
 
 EXAMPLES = (
@@ -60,10 +60,10 @@ def watch(
 
 
 def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: bool) -> None:
-    """Return once the folder holds a run, that is a config.json. If there is none yet, look again every `interval_s`
-    seconds with `may_wait`, else raise MissingInputError. Raise UsageError if the folder only contains folders of runs.
+    """Return once a run has begun in the folder. If there is none yet, look again every `interval_s` seconds with
+    `may_wait`, else raise MissingInputError. Raise UsageError if the folder only contains folders of runs.
     """
-    if (run / CONFIG).is_file():
+    if _has_begun(run):
         return
     if runs := [str(path) for path in find_runs(run) if path != run]:
         raise UsageError(
@@ -75,10 +75,15 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
             "Give the run.dir of a run; without --once, and on a terminal, `lmtrain watch` waits for a run to begin in "
             "a folder."
         )
-        raise MissingInputError(not_a_run(run, f"no run has begun there, as it has no {CONFIG}", hint))
-    print_message(console, f"waiting for a run to begin in {run}, which has no {CONFIG} yet. Ctrl-C ends the waiting.")
-    while not (run / CONFIG).is_file():
+        raise MissingInputError(not_a_run(run, f"no run has begun there, as it has no {METRICS}", hint))
+    print_message(console, f"waiting for a run to begin in {run}, which has no {METRICS} yet. Ctrl-C ends the waiting.")
+    while not _has_begun(run):
         time.sleep(interval_s)
+
+
+def _has_begun(run: Path) -> bool:
+    """Return whether a run has begun in a folder; a config.json alone may be a model's."""
+    return is_run(run) and (run / CONFIG).is_file()
 
 
 def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> str:

@@ -193,6 +193,9 @@ def _explain_stray(word: str, command: Command) -> _Problem:
         [value] = following[0]
         meant = way(option, value, instead_of=(word, value))
         return _Problem(f"{word} is not a file. Did you mean {meant}?", (word, value))
+    params = command_of(command.words)[0].params
+    if not value and any(option in param.opts and getattr(param, "hidden", False) for param in params):
+        return _Problem(f"{word} is not a file, and {option} is no option here. {leave_out(word)}.", (word,))
     if option in command.options and not (value or option in command.flags):
         return _Problem(f"{word} is not a file. Give {_without_value(option, word, command)}.", (word,))
     if option in command.options:
@@ -201,7 +204,6 @@ def _explain_stray(word: str, command: Command) -> _Problem:
     pretended = replace(
         command, units=tuple((option, value) if unit == (word,) else unit for unit in command.units)
     )
-    params = command_of(command.words)[0].params
     text = _explain_unknown_option(option, " ".join(("lmtrain", *command.verb)), params, pretended).text
 
     def for_word(way: Way) -> Way:

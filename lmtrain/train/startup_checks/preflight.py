@@ -29,7 +29,6 @@ from lmtrain.errors import (
     OutputError,
     SettingsError,
     StorageError,
-    example,
     leave_out,
     way,
 )
@@ -494,7 +493,7 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if problem := device_problem(config.compute.device, gpus, env):
         raise problem
     if config.compute.tf32 and gpus.count == 0:
-        way_out = f"Use {example('false')}, or a machine with one."
+        way_out = f"{leave_out()}, or use a machine with one."
         raise SettingsError([f"compute.tf32=true needs a GPU, and this machine has none. {way_out}"])
 
 
