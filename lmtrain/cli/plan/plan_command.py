@@ -92,10 +92,10 @@ def plan(
 
         return calibrate_runs(overrides or [], config_dir, out, as_json, overwrite=overwrite)
     if out is not None:
-        unused = ["--output", *["--overwrite"] * (overwrite and html is None)]
+        left_out = ["--output", *["--overwrite"] * (overwrite and html is None)]
         raise UsageError(
             f"--output={out} has an effect only with --calibrate, whose result it holds. Give --calibrate and folders "
-            f"of runs, or {leave_out(*unused, shown='leave ' + ' and '.join(unused) + ' out')}."
+            f"of runs, or {leave_out(*left_out, shown='leave ' + ' and '.join(left_out) + ' out')}."
         )
     refuse_unused_overwrite(overwrite, html, subject="a plan that is only printed")
     if layout is not None:
