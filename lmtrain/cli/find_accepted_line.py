@@ -300,7 +300,10 @@ def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
     runs = expand_sweep(overrides, config_dir=config_dir) if is_sweep else [overrides]
     for run in _covering(runs)[:_MAX_RUNS]:
         with whole_sweep_in_ways(run, runs):
-            config = compose_run(run, from_run=params["from_run"], config_dir=config_dir, name=params["config_name"])
+            config = compose_run(
+                run, from_run=params["from_run"], from_beginning=params["from_beginning"], config_dir=config_dir,
+                name=params["config_name"],
+            )  # fmt: skip
             _refuse_texts(config)
         yield config
 
