@@ -129,11 +129,8 @@ class RunFacts:
 
     @property
     def embeddings_text(self) -> str:
-        """The numbers of parameters that are embeddings and that are none, in words; "" if they are not known."""
-        if self.parameters is None or self.embedding_parameters is None:
-            return ""
-        others = self.parameters - self.embedding_parameters
-        return f"{self.embedding_parameters:,} of the {self.parameters:,} parameters; {others:,} are none"
+        """The number of parameters in embeddings, to add to a description of the model; "" if it is not known."""
+        return "" if self.embedding_parameters is None else f"; {format_count(self.embedding_parameters)} in embeddings"
 
     @property
     def batch_text(self) -> str:

@@ -57,7 +57,7 @@ def test_a_run_that_failed_says_why(ended: Path, tmp_path: Path) -> None:
     assert "killed" in lmtrain("watch", copy, code=1)
     (copy / "stop.json").write_text(json.dumps({"cause": "the disk is full", "exit_code": 74}))
     assert "failed with exit code 74" in lmtrain("watch", copy, code=1)
-    assert "the disk is full" in on_terminal("watch", copy)
+    assert "the disk is full" in on_terminal("watch", copy, code=1)
 
 
 def test_it_goes_on_while_slurm_has_the_job_in_the_queue(
@@ -88,7 +88,7 @@ def test_who_is_slow_is_said_when_it_changes(ended: Path, tmp_path: Path) -> Non
     (copy / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     said = "rank 3 on n7 (tp 1): +10.0%, most of all forward, 50.0 ms beside 40.0 ms a step"
     assert f"slow: {said}" in lmtrain("watch", copy, code=1)
-    assert said in " ".join(re.sub("[│╭╮╰╯─]", " ", on_terminal("watch", copy, columns=120)).split())
+    assert said in " ".join(re.sub("[│╭╮╰╯─]", " ", on_terminal("watch", copy, columns=120, code=1)).split())
 
 
 def test_a_folder_that_is_not_there_or_no_run(tmp_path: Path) -> None:

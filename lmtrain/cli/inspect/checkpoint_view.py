@@ -93,8 +93,8 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
     lines += [("batch", now.batch_text), ("data", now.data or "")] if now.batch_text else []
     lines += [("learning rate", f"{now.lr:.2e}")] if now.lr is not None else []
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
-    lines.append(("parameters", parameters_text(facts["parameters"], now.padded_parameters).replace(" parameters", "")))
-    lines += [("embeddings", now.embeddings_text)] if now.embeddings_text else []
+    parameters = parameters_text(facts["parameters"], now.padded_parameters).replace(" parameters", "")
+    lines.append(("parameters", f"{parameters}{now.embeddings_text}"))
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
     kinds = [kind for kind, prefix in _OTHER_TENSORS if any(name.startswith(prefix) for name in names)]
     other_tensors = f" with the {' and the '.join(kinds)}" if kinds else ""

@@ -178,7 +178,8 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
     if facts["damaged"]:
         yield "damaged", ", ".join(facts["damaged"])
     yield from lineage_lines(facts["lineage"])
-    yield from ingredient_lines(now, facts["settings"])
+    for label, text in ingredient_lines(now, facts["settings"]):
+        yield label, f"{text}{now.embeddings_text}" if label == "model" else text
     yield "environment", _describe_environment(facts)
     for key, values in facts["changed"].items():
         held = (f"{show(value)} from step {step:,}" for step, value in values)
@@ -294,8 +295,6 @@ def ingredient_lines(now: RunFacts, settings: Mapping[str, Any]) -> Iterator[tup
     """Yield (label, text) lines for printing about what a run is at a step: model, batch, data and parallel layout."""
     model, data, precision = (settings.get(key, {}) for key in ("model", "data", "precision"))
     yield "model", describe_model(model, now.parameters_text)
-    if now.embeddings_text:
-        yield "embeddings", now.embeddings_text
     train, is_staged = settings.get("train", {}), bool(settings.get("stages"))
     # because: settings of another version cannot be read, but without stages one batch holds for the whole run
     recorded = f"{show(train['global_batch'])} samples" if "global_batch" in train and not is_staged else ""

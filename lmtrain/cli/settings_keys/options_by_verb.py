@@ -135,7 +135,6 @@ WORDS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("runs plot", "log-scale logy log-y", _switch("--log")),
     ("eval", "ppl perplexity word-perplexity token-perplexity", _switch("--task perplexity")),
     ("eval", "bits-per-byte bpb bits-per-character bpc byte-perplexity all-metrics details", _switch("--full")),
-    ("slurm render", "-o", {"*": "--output {value}"}),
     ("slurm", "gres", {"*": "--gpus-per-node {number}"}),
     ("slurm", "container-mounts", {"*": "--srun=--container-mounts={value}"}),
     ("slurm", "container-workdir", {"*": "--srun=--container-workdir={value}"}),

@@ -225,21 +225,20 @@ def put_in_place(
     folder: Path, path: Path, backup: Path | None = None, between_renames: Callable[[], object] = lambda: None
 ) -> None:
     """Rename a finished folder to `path` and sync the rename. With `backup`, whatever is at `path` has that name
-    afterwards; the names change at once, or where the file system cannot, one after the other, and back if the second
-    rename fails. `between_renames` is called in the middle; tests inject faults there.
+    afterwards; the names change at once, or where the file system cannot, one after the other, and back if that fails.
+    `between_renames` is called in the middle; tests inject faults there.
     """
     if backup is None or not os.path.lexists(path):
         os.rename(folder, path)
-    elif exchange(folder, path):
-        between_renames()
-        os.rename(folder, backup)
     else:
-        os.rename(path, backup)
+        is_exchanged = exchange(folder, path)
+        if not is_exchanged:
+            os.rename(path, backup)
         try:
             between_renames()
-            os.rename(folder, path)
+            os.rename(folder, backup if is_exchanged else path)
         except BaseException:
-            os.rename(backup, path)
+            exchange(folder, path) if is_exchanged else os.rename(backup, path)
             raise
     fsync_dir(path.parent)
 

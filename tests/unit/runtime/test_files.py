@@ -76,13 +76,19 @@ def test_every_file_and_folder_is_on_disk_before_the_name_is_taken(
     assert synced[-1] == str(tmp_path)
 
 
-def test_what_a_folder_replaces_comes_back_where_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_a_folder_replaces_comes_back_where_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    if not exchanges:  # as on some network file systems
+        monkeypatch.setattr("lmtrain.runtime.files.atomic_files.exchange", lambda *_: False)
     old, new, aside = tmp_path / "old", tmp_path / "new", tmp_path / "aside"
     old.mkdir()
     (old / "file").write_bytes(b"old")
 
     def fail() -> None:
-        assert not old.exists()
+        assert not (old / "file").exists()
+        assert old.exists() == exchanges
         raise KeyError
 
     new.mkdir()
