@@ -14,7 +14,6 @@ import pytest
 from lmtrain.errors import REFUSED_CODES
 from lmtrain.runtime.files.atomic_files import folder_lock
 from tests.cli.harness import Toy, lmtrain, outcome, start
-from tests.marks import wide
 
 RUN = {"model__width": 32, "train__valid_interval_steps": 2, "observe__tensorboard": "true"}
 
@@ -161,6 +160,18 @@ def check(world: World, here: Path, run: Path, words: str) -> None:
     assert [path for path in before if after[path] != before[path]] == [], said
 
 
+def test_a_text_that_is_too_short_blocks_no_other(toy: Toy, tmp_path: Path) -> None:
+    short, run = tmp_path / "short.txt", tmp_path / "run"
+    short.write_text("a few words " * 20)
+    words = [word for word in toy.settings(run, **RUN) if not word.startswith("data.path=")]
+    lmtrain("pretrain", *words, f"data.text={short}", "model.seq_len=4096", code=65)
+    assert not run.exists()
+    run.mkdir()
+    lmtrain("pretrain", *words, f"data.text={short}", "model.seq_len=4096", code=65)
+    assert list(run.iterdir()) == [], "what is written beside the text is gone as well"
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("words", named(TYPED))
 def test_what_is_typed(world: World, tmp_path: Path, words: str) -> None:
     starts_processes = any(option in words.split() for option in ("-m", "--nproc"))
@@ -169,6 +180,7 @@ def test_what_is_typed(world: World, tmp_path: Path, words: str) -> None:
         check(world, here, lay_out(world, here, kind), words)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("words", named(OVER_A_RUN))
 def test_what_is_typed_over_a_run(world: World, tmp_path: Path, words: str) -> None:
     for kind in FOLDERS[2:]:
@@ -193,8 +205,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("spoil", named(DAMAGE))
-@pytest.mark.parametrize("more", ["", *wide("checkpoint.fallback=true", "parallel.dp_shard=2 --nproc 2")])
+@pytest.mark.parametrize("more", ["", "checkpoint.fallback=true", "parallel.dp_shard=2 --nproc 2"])
 def test_a_damaged_run(world: World, tmp_path: Path, spoil: Callable[[Path], object], more: str) -> None:
     for kind in ("done", "lost", "one") if not more else ("one",):
         run = lay_out(world, tmp_path / kind, kind)
