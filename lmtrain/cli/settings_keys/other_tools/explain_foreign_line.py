@@ -128,7 +128,6 @@ def _foreign_words(command: Command) -> list[tuple[str, ...]]:
     return [
         unit for unit in command.units
         if is_setting(unit[0]) and not is_own_key(key := override_key(unit[0])) and key.partition(".")[0] not in own
-        and not (key.lower() in _own_keys()[0] and key != key.lower())
         and not (own and key.startswith("hardware_"))
         and not (key in FILE_NAMES.split() and unit[0].endswith(FILE_SUFFIXES))
     ]  # fmt: skip

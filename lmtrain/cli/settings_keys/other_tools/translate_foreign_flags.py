@@ -77,11 +77,10 @@ def _take_run(result: Translation) -> None:
     """Turn a checkpoint to resume from into the option --from-run, which brings its settings, if the command names no
     data and another run.dir.
     """
-    resumed, folder = result.settings.get("checkpoint.resume", ""), result.settings.get("run.dir")
-    folder = folder or next((word[8:] for word in result.typed_settings if word.startswith("run.dir=")), "")
-    keys = [*result.settings, *(word.partition("=")[0] for word in result.typed_settings)]
+    settings = dict(word.partition("=")[::2] for word in result.typed_settings) | result.settings
+    resumed, folder = result.settings.get("checkpoint.resume", ""), settings.get("run.dir")
     path = Path(resumed) if os.path.isdir(resumed) else similar_path(Path(resumed), Path.is_dir) if resumed else None
-    has_data = any(key.partition(".")[0] == "data" for key in keys)
+    has_data = any(key.partition(".")[0] == "data" for key in settings)
     if result.from_run != "" or not folder or path is None or has_data or path.is_relative_to(folder):
         return
     del result.settings["checkpoint.resume"]
@@ -126,7 +125,11 @@ def _take_variable(result: Translation, option: Option) -> bool:
 
 
 def _take_misspelt_group(result: Translation, option: Option) -> bool:
-    """Translate a setting whose group is misspelt: its last part may have another meaning in other tools."""
+    """Translate a setting whose group is misspelt, or which is in capitals: its last part may have another meaning in
+    other tools.
+    """
+    if option.is_word and option.path in types_by_key(RunConfig):
+        return _rename(result, option)
     parent, _, name = option.path.rpartition(".")
     groups = {key.rpartition(".")[0] for key in types_by_key(RunConfig)} - {""}
     near = nearest_name(parent, groups - {parent}) if parent else None
