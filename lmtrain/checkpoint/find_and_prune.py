@@ -204,18 +204,23 @@ def resolve_checkpoint(path: Path | str) -> Path:
         return best_checkpoint(Path(str(path).removesuffix(BEST_SUFFIX)))
     if not path.is_dir():
         hint = f"Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
-        steps = [each.name for each in list_checkpoints(path.parent / CHECKPOINTS) or list_checkpoints(path.parent)]
-        if steps and re.search(r"\d", path.name):
-            hint = f"{path.parent} has {join_few(steps)}. Give one of them."
-        elif (run := run_around(path)) is not None:
+        if (run := run_around(path)) is not None:
             hint = f"Give {way(str(run), instead_of=str(path))} for the newest checkpoint of this run."
-        raise MissingInputError(missing_path(path, hint, is_run_or_checkpoint))
+        raise MissingInputError(missing_path(path, checkpoints_beside(path) or hint, is_run_or_checkpoint))
     if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:
         return path
     newest = latest_checkpoint(path / CHECKPOINTS) or latest_checkpoint(path)
     if newest is None:
         raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
     return newest
+
+
+def checkpoints_beside(path: Path) -> str:
+    """Return the sentence that names the checkpoints where `path`, which has a number, was looked for: in its folder or
+    in that of the run that this is; "" if there are none.
+    """
+    steps = [each.name for each in list_checkpoints(path.parent / CHECKPOINTS) or list_checkpoints(path.parent)]
+    return f"{path.parent} has {join_few(steps)}. Give one of them." if steps and re.search(r"\d", path.name) else ""
 
 
 def is_run_or_checkpoint(path: Path) -> bool:

@@ -71,9 +71,8 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
         step = _best_step(command, refusal)
         if step is None or step[0].units in seen:
             return joined(errors), ""
-        following, refused = step
-        # because: an example is no advice, but with it the rest of the line can be checked
-        is_left_to_user |= any(all(way.is_example for way in ways) for ways in refusal.ways)
+        following, refused, takes_example = step
+        is_left_to_user |= takes_example
         changed |= _given_other_values(command, following)
         seen.add(following.units)
         command = following
@@ -108,16 +107,18 @@ def _given_other_values(before: Command, after: Command) -> set[str]:
     return {key for key, parts in values.items() if not all(part in typed for part in parts)}
 
 
-def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainError | None] | None:
-    """Return the command after a way out of each problem of `error`, with the error that refuses it, which is None if
-    there are ways that are accepted. Return None if a problem has none: neither a way, nor an example of a value.
+def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainError | None, bool] | None:
+    """Return the command after a way out of each problem of `error`, the error that refuses it, None if there are ways
+    that are accepted, and whether an example of a value was taken for a way: it is no advice, but with it the rest of
+    the line can be checked. Return None if a problem has neither.
     """
-    choices, corrected = list[list[Way]](), command
+    choices, corrected, takes_example = list[list[Way]](), command, False
     for all_ways in error.ways:
         # because: an option or a number that an earlier way sets is what the later ones are about
         ways = [way for way in all_ways if fits(command, way) or fits(corrected, way)]
         meant = nearest_first(corrected, ways) or [way for way in ways if way.is_form]
         choices.append(meant or ways[:1])
+        takes_example |= not meant
         corrected = Command.parse(corrected.apply(choices[-1][0]).words) if choices[-1] else corrected
     first = None
     for combination in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
@@ -125,9 +126,9 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
         for way in combination:
             following = Command.parse(following.apply(way).words)  # because: the verb may be what was misspelt
         refusal = refusal_of(following)
-        first = first or (following, refusal)
+        first = first or (following, refusal, takes_example)
         if refusal is None or _asks_for_processes(refusal):
-            return following, refusal
+            return following, refusal, takes_example
     return first
 
 

@@ -13,7 +13,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError, leave_out, own, split_ways, way
-from lmtrain.runtime.files.existing_output import Found, Kind, check_output
+from lmtrain.runtime.files.existing_output import Kind, check_output
 from lmtrain.similar_path import paths_in_one_word
 from lmtrain.units import parse_bytes, parse_count
 
@@ -215,13 +215,13 @@ def check_output_folder(option: str, output: Path) -> None:
         )
 
 
-def check_output_file(option: str, output: Path, kind: Kind, *, overwrite: bool, is_default: bool = False) -> Found:
-    """Return what is at the place of an output file, as `check_output` does. Raise OutputError also if the
-    folder of one that was named does not exist; `option` is the option that named the file, for the message.
+def check_output_file(option: str, output: Path, kind: Kind, *, overwrite: bool, is_default: bool = False) -> None:
+    """Raise OutputError if what is at the place of an output file must stay, as `check_output` says, or if the folder
+    of a file that was named does not exist. `option` is the option that named it, for the message.
     """
     if not is_default:
         check_output_folder(option, output)
-    return check_output(output, kind, overwrite=overwrite, is_default=is_default)
+    check_output(output, kind, overwrite=overwrite, is_default=is_default)
 
 
 def refuse_unused_overwrite(overwrite: bool, *outputs: Path | None, subject: str) -> None:
@@ -229,7 +229,7 @@ def refuse_unused_overwrite(overwrite: bool, *outputs: Path | None, subject: str
     message.
     """
     if overwrite and not any(outputs):
-        raise UsageError(f"--overwrite has no effect with {subject}. {leave_out('--overwrite', shown='Leave it out')}.")
+        raise UsageError(f"--overwrite has no effect with {subject}. {leave_out('--overwrite')}.")
 
 
 def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.path.exists) -> None:

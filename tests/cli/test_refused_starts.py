@@ -20,7 +20,7 @@ RUN = {"model__width": 32, "train__valid_interval_steps": 2, "observe__tensorboa
 
 @dataclass(frozen=True)
 class World:
-    """What starts are refused with: texts, datasets, tokenizers, checkpoints; and the runs whose folders they use."""
+    """The texts, datasets, tokenizers and checkpoints with which starts are refused, and the runs that they meet."""
 
     toy: Toy
     folder: Path

@@ -135,13 +135,15 @@ def errors(case: Case, found: Outcome, references: References) -> list[tuple[str
         {name: distance(case, name, outcome.gradients[name], right) for name, right in exact.gradients.items()}
         for outcome in (found, one)
     )
-    shown = {"losses": references.loss_error(case), "norms": whole_distance(one, exact)} if half else {}
+    norms = whole_distance(one, exact) if half else 0.0
+    shown = {"losses": references.loss_error(case), "norms": norms} if half else {}
     rows = []
     for what, tolerance in (("losses", FP32_LOSS), ("norms", FP32_GRADIENT)):
         values, ones, exacts = (getattr(outcome, what) for outcome in (found, one, exact))
         for step, (value, right) in enumerate(zip(values, exacts, strict=True), 1):
-            # because: each step's weights have the errors of the gradients before
-            limit = HALF * max(step * shown[what], *map(relative, ones, exacts)) if half else tolerance
+            # because: weights have the errors of the gradients before, and a loss those of what the weights changed
+            moved = norms * (max(exacts) - min(exacts)) / right if what == "losses" and step > 1 else 0.0
+            limit = HALF * max(step * shown[what], moved, *map(relative, ones, exacts)) if half else tolerance
             rows.append((f"{what}[{step}]", relative(value, right), limit))
     for name, value in distances.items():
         # because: a bias of few numbers may be right by accident too

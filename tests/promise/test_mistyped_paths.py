@@ -54,7 +54,7 @@ def mistyped(path: str) -> str:
     at = len(stem) // 2
     wrong = stem[: at - 1] + stem[at] + stem[at - 1] + stem[at + 1 :] if len(stem) > 2 else f"{stem}x"
     if wrong == stem or exists(str(folder / (wrong + dot + suffix))):
-        wrong = f"{stem}9"
+        wrong = f"{stem}x"
     return str(folder / (wrong + dot + suffix))
 
 
@@ -104,3 +104,17 @@ def test_the_path_that_was_meant_is_named(world: Path, monkeypatch: pytest.Monke
     assert not bad, "\n".join(map(str, bad))
     assert num_lines > 50
     assert sorted(world.rglob("*")) == before
+
+
+@pytest.mark.wide
+def test_a_checkpoint_that_the_run_does_not_have(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another checkpoint is not what was meant: those that are there are listed."""
+    monkeypatch.chdir(world)
+    lines = [line for line in (*(f"{verb} {base}" for verb, base in BASES.items()), *MORE) if "/step_0000" in line]
+    bad = []
+    for line in lines:
+        code, text = outcome(*shlex.split(re.sub(r"step_\d+", "step_00000003", line)))
+        if code != 66 or "runs/a/checkpoints has step_00000002, step_00000004. Give one of them." not in text:
+            bad.append((line, code, text))
+    assert not bad, "\n".join(map(str, bad))
+    assert len(lines) > 3

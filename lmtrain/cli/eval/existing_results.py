@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = ("output", "overwrite", "as_json", "full", "batch_size", "list
 
 @dataclass(frozen=True)
 class ResultsOrigin:
-    """What a results file records of the command that writes it."""
+    """The command and inputs of a results file, as texts that it records and that differ where these do."""
 
     command: str = NO_COMMAND  # its options
     made_from: str | None = None  # its options and inputs; None if it reads standard input

@@ -93,7 +93,6 @@ class Options:
     replaces: bool = False  # whether another output is at the place of this one
 
 
-
 def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
     """Return the parallel layout in which to evaluate `model`, from overrides such as `parallel.tp=2`. Unless
     dp_replicate is among them, it is set so that all processes in `env` are used.

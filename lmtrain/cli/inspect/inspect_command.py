@@ -42,7 +42,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
-    from lmtrain.checkpoint.find_and_prune import is_best, resolve_checkpoint
+    from lmtrain.checkpoint.find_and_prune import checkpoints_beside, is_best, resolve_checkpoint
     from lmtrain.cli.inspect import checkpoint_view as view
     from lmtrain.data.store.joined_dataset import dataset_exists
 
@@ -69,7 +69,7 @@ def inspect(
     elif path.suffix in (".idx", ".bin") or dataset_exists(path):
         facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
     elif not path.exists():
-        raise MissingInputError(missing_path(path, "Check the path.", _is_inspected))
+        raise MissingInputError(missing_path(path, checkpoints_beside(path) or "Check the path.", _is_inspected))
     else:
         if path.is_file() and (is_not_read := explain_unreadable(path)):
             raise MissingInputError(is_not_read)

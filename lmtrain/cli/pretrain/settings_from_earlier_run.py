@@ -18,6 +18,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import (
+    checkpoints_beside,
     is_run_or_checkpoint,
     latest_checkpoint,
     load_manifest,
@@ -75,7 +76,7 @@ class SourceRun:
         """
         is_left_behind = branch is not None and not path.is_dir() and _began_from(branch, path)
         if not path.is_dir() and not is_left_behind:
-            hint = "Give the folder of a run, or a checkpoint in it."
+            hint = checkpoints_beside(path) or "Give the folder of a run, or a checkpoint in it."
             raise MissingInputError(missing_path(path, hint, is_run_or_checkpoint, option="--from-run="))
         run = next((folder for folder in (path, path.parent, path.parent.parent) if (folder / CONFIG).is_file()), None)
         run = run or _run_of_merge(path)

@@ -42,10 +42,8 @@ _SHORT_SBATCH = {
 }  # fmt: skip
 _SETTINGS_SUFFIXES = (".yaml", ".yml")
 _NO_ARGUMENTS = (*FALSE, *TRUE, "debug", "info", "warning", "error", "critical")  # values that a switch may have
-Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
-
-
 _FORMATS_OF_OUTPUT = ("format", "output-format", "out-format", "fmt", "output-type")
+Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
 
 
 def explain_by_verb(option: str, command: Command) -> str | None:

@@ -290,7 +290,7 @@ ANYWAY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("inspect, data inspect", {"It is shown.": "summary info list -l"}),
     ("inspect", {"--all lists the checkpoints with their sizes.": "sizes size",
                  "It is shown.": "num-params num-parameters params parameters count-parameters non-embedding "
-                 "exclude-embeddings total-params size model-size"}),
+                 "exclude-embeddings total-params model-size"}),
     ("trace", {"A trace is JSON that Perfetto and chrome://tracing open.":
                "format type chrome perfetto chrome-trace export-chrome-trace json-trace"}),
     ("pretrain, slurm, plan", {"Messages are always complete.": "verbose -v quiet -q"}),

@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, is_refusal
-from lmtrain.runtime.files.atomic_files import atomic_file, folder_lock, remove, remove_empty_folders
+from lmtrain.runtime.files.atomic_files import LOCK, atomic_file, folder_lock, remove, remove_empty_folders
 
-_LOCK = ".lock"
 Content = tuple[bytes, int]  # of a file: its bytes, and its modification time in ns
 
 
@@ -27,7 +26,7 @@ def put_back_if_refused(
     """
     missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     new = [folder / name for name in folders if not os.path.lexists(folder / name)]
-    before = {folder / name: _content(folder / name) for name in (_LOCK, *files) if not (folder / name).is_dir()}
+    before = {folder / name: _content(folder / name) for name in (LOCK, *files) if not (folder / name).is_dir()}
     stamp = _stamp(folder / unless_changed)
     try:
         yield
@@ -58,7 +57,7 @@ def _write(path: Path, content: Content | None) -> None:
     if content is None:
         return remove(path)
     data, modified_ns = content
-    if path.name == _LOCK:
+    if path.name == LOCK:
         path.write_bytes(data)  # because: another file in its place would not be locked
     else:
         with atomic_file(path) as file:

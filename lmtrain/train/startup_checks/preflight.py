@@ -71,6 +71,7 @@ from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 
 _RECORDS_BYTES = 1 << 20  # bytes that a young run writes besides checkpoints
+_FILE_OF_RUN = Kind("a file of a run", lambda path: False, takes_empty=False)
 
 
 @dataclass(frozen=True)
@@ -497,10 +498,6 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
         raise SettingsError([f"compute.tf32=true needs a GPU, and this machine has none. {way_out}"])
 
 
-# because: a run replaces files of these names, and the folder may be a tokenizer, a model or a checkpoint
-_FILE_OF_RUN = Kind("a file of a run", lambda path: False, takes_empty=False)
-
-
 def check_sinks(config: RunConfig) -> None:
     """Raise SettingsError if observe.wandb is on and the Python package wandb is not installed."""
     if config.observe.wandb == "none":
@@ -524,6 +521,7 @@ def check_run_folder(
     folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
     if not is_run(folder) and not (folder / LOCK).exists():
+        # because: a run replaces these, and the folder may be a tokenizer, a model or a checkpoint
         for name in (CONFIG, ENVIRONMENT, LINEAGE, LOG, TOKENIZER):
             check_output(folder / name, _FILE_OF_RUN, overwrite=False)
     if settings.interval_steps is None:
