@@ -11,7 +11,7 @@ import json
 import math
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from lmtrain.data.data_settings import (
     source_names,
 )
 from lmtrain.data.refuse_text_as_dataset import refuse_text_as_dataset
-from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.resume_position_by_source import KEY_DIGITS, NOTHING_READ, DataHistory, HeldOut, MixtureOrder
 from lmtrain.data.sample_dataset_interface import Dataset, OffsetOrder, OrderedDataset, SampleOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, FileOrder, blend_seeds, integer_shares
 from lmtrain.data.samples.megatron_sample_order import MegatronBlendOrder, blend_sizes
@@ -224,7 +224,7 @@ def _continue_history(
     tokens = {} if tail is None else {parts[0].indexed.content_digest[:KEY_DIGITS]: tail.train_tokens.stop}
     trained = {part.indexed.content_digest for part in parts}  # may also be validated on, if the settings say so
     validated = [indexed.content_digest[:KEY_DIGITS] for indexed in valid if indexed.content_digest not in trained]
-    return history.with_held_out(held_out, tokens, validated)
+    return replace(history, held_out=history.held_out.joined(HeldOut(held_out, tokens, frozenset(validated))))
 
 
 def _restarts(settings: DataChoice) -> list[bool]:

@@ -55,6 +55,7 @@ class DatasetBuilder:
     def __init__(self, settings: DataChoice, requirements: DataRequirements, *, reads_valid: bool) -> None:
         """Set up the builder. `reads_valid`: whether validation would read a share of the training datasets."""
         self.settings, self.requirements = settings, requirements
+        self.held_out_before = requirements.history.held_out_before_stage(requirements.first_position)
         self.megatron = settings.order == "megatron"
         # because: with Megatron-LM's order every share must be cut where Megatron-LM cuts it, even if nothing reads it
         self.shares = ALL_SHARES if self.megatron else requirements.shares
@@ -123,17 +124,17 @@ class DatasetBuilder:
         is left, or if an earlier stage only validated on this dataset. With data.train_on_held_out=true, return the
         whole training range.
         """
-        documents, history = self.split_ranges(indexed)[0], self.requirements.history
+        documents = self.split_ranges(indexed)[0]
         if self.settings.train_on_held_out:
             return documents
         content = indexed.content_digest[:KEY_DIGITS]
-        if content in history.validated:
+        if content in self.held_out_before.validated:
             raise SettingsError([
                 f"{indexed.prefix} was validated on in an earlier stage of this run, so training on it would make that "
                 f"loss meaningless. Give other data, or add {way('data.train_on_held_out=true')}."
             ])
-        stop = min(documents.stop, history.held_out.get(content, documents.stop))
-        held_out_token = history.held_out_tokens.get(content)
+        stop = min(documents.stop, self.held_out_before.documents.get(content, documents.stop))
+        held_out_token = self.held_out_before.tokens.get(content)
         if held_out_token is not None and not self.is_concatenated:
             # because: other samples are of whole documents, so the one that was cut is left out
             start_of = self.document_map(indexed).start
@@ -152,7 +153,7 @@ class DatasetBuilder:
         range that this stage would use; tokens at the end of the dataset that an earlier stage of the run held out for
         validation are removed from it.
         """
-        held_out = self.requirements.history.held_out_tokens.get(indexed.content_digest[:KEY_DIGITS])
+        held_out = self.held_out_before.tokens.get(indexed.content_digest[:KEY_DIGITS])
         if held_out is None or self.settings.train_on_held_out:
             return tokens
         if tokens is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,36 @@ class StreamState:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """What stages of a run keep for validation, by the digests of datasets' contents."""
+
+    documents: Mapping[str, int] = field(default_factory=dict)  # content -> its first held-out document
+    tokens: Mapping[str, int] = field(default_factory=dict)  # the same for a dataset cut within a document
+    validated: frozenset[str] = frozenset()  # contents of datasets that were only validated on
+
+    def joined(self, other: HeldOut) -> HeldOut:
+        """Return what both keep; the smaller number wins where both have one of a dataset."""
+        return HeldOut(
+            _earliest(self.documents, other.documents), _earliest(self.tokens, other.tokens),
+            self.validated | other.validated,
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return this as JSON data."""
+        validated = sorted(self.validated)
+        return {"held_out": dict(self.documents), "held_out_tokens": dict(self.tokens), "validated": validated}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> HeldOut:
+        """Return what `to_dict` described. Raise ValueError, TypeError or KeyError if `data` is damaged."""
+        documents, tokens = (
+            {str(content): _count(number) for content, number in data[name].items()}
+            for name in ("held_out", "held_out_tokens")
+        )
+        return cls(documents, tokens, frozenset(map(str, data["validated"])))
+
+
+@dataclass(frozen=True)
 class DataHistory:
     """The mixture that a run reads from the position `origin` on, and what it had read before. Positions count samples
     over the whole run.
@@ -38,9 +68,8 @@ class DataHistory:
     shares: tuple[int, ...] = ()
     skipped: int = 0  # positions of the first mixture that another program's run has read (data.first_sample)
     states: Mapping[str, StreamState] = field(default_factory=dict)  # of every stream that the run has read
-    held_out: Mapping[str, int] = field(default_factory=dict)  # content of a source -> its first held-out document
-    held_out_tokens: Mapping[str, int] = field(default_factory=dict)  # the same for a source cut within a document
-    validated: frozenset[str] = frozenset()  # contents of datasets that were only validated on
+    held_out: HeldOut = HeldOut()  # by any stage
+    held_out_before: HeldOut = HeldOut()  # by the stages before the current mixture
     # earlier mixtures, in order: the position at which each began, and the contents of its sources; of a run that
     # began with an older version, those since then
     past: tuple[tuple[int, tuple[str, ...]], ...] = ()
@@ -68,7 +97,7 @@ class DataHistory:
         past = (*self.past, (self.origin, self._contents)) if self.streams else ()
         return replace(
             self, origin=position, streams=tuple(streams), shares=tuple(shares), skipped=skipped, states=states,
-            past=past,
+            past=past, held_out_before=self.held_out_before_stage(position),
         )  # fmt: skip
 
     @property
@@ -100,6 +129,12 @@ class DataHistory:
         ends = (re.match(rf"{content} .* documents \d+-(\d+)", key) for key in self.states)
         return max((int(match[1]) for match in ends if match), default=0)
 
+    def held_out_before_stage(self, position: int) -> HeldOut:
+        """Return what the stages before the one that begins at sample `position` of the run have held out; what that
+        stage itself held out when it was trained before does not count.
+        """
+        return self.held_out_before if self.streams and self.origin >= position else self.held_out
+
     def samples_of_streams(self, num_samples: int) -> list[int]:
         """Return, in the order of `streams`, how many samples each stream gives to the first `skipped` + `num_samples`
         samples of the current mixture.
@@ -108,25 +143,13 @@ class DataHistory:
             return [self.skipped + num_samples]
         return Schedule(self.shares).samples_before(self.skipped + num_samples)
 
-    def with_held_out(
-        self, documents: Mapping[str, int], tokens: Mapping[str, int], validated: Iterable[str]
-    ) -> DataHistory:
-        """Return a copy of the history with a stage's validation data added. `documents` and `tokens` map a dataset's
-        content digest to its first held-out document or token; the smaller number wins if one is known already.
-        `validated` are the content digests of datasets that the stage only validates on.
-        """
-        return replace(
-            self, held_out=_earliest(self.held_out, documents),
-            held_out_tokens=_earliest(self.held_out_tokens, tokens), validated=self.validated | set(validated),
-        )  # fmt: skip
-
     def to_dict(self) -> dict[str, Any]:
         """Return the history as JSON data, for a checkpoint's state."""
         return {
             "origin": self.origin, "streams": list(self.streams), "shares": list(self.shares), "skipped": self.skipped,
             "states": {key: [str(state.seed), state.samples] for key, state in self.states.items()},
-            "held_out": dict(self.held_out), "held_out_tokens": dict(self.held_out_tokens),
-            "validated": sorted(self.validated), "past": [[origin, list(contents)] for origin, contents in self.past],
+            **self.held_out.to_dict(), "held_out_before": self.held_out_before.to_dict(),
+            "past": [[origin, list(contents)] for origin, contents in self.past],
         }  # fmt: skip
 
     @classmethod
@@ -136,9 +159,9 @@ class DataHistory:
         past = tuple((_count(origin), tuple(map(str, contents))) for origin, contents in data.get("past", ()))
         history = cls(
             _count(data["origin"]), tuple(map(str, data["streams"])), tuple(map(_count, data["shares"])),
-            _count(data["skipped"]), states, {str(k): _count(v) for k, v in data["held_out"].items()},
-            {str(k): _count(v) for k, v in data["held_out_tokens"].items()}, frozenset(map(str, data["validated"])),
-            past,
+            _count(data["skipped"]), states, HeldOut.from_dict(data),
+            # because: older versions did not write it
+            HeldOut.from_dict(data.get("held_out_before", data)), past,
         )  # fmt: skip
         if len(history.streams) != len(history.shares) or not set(history.streams) <= states.keys() or not all(
             history.shares

@@ -298,9 +298,9 @@ MUTANTS = [
     Mutant(
         name="sources_validated_on_are_forgotten_after_a_stage",
         file="lmtrain/data/resume_position_by_source.py",
-        function="DataHistory.with_held_out",
-        old="validated=self.validated | set(validated)",
-        new="validated=frozenset(validated)",
+        function="HeldOut.joined",
+        old="self.validated | other.validated",
+        new="other.validated",
         breaks="A dataset that an earlier stage validated on is trained on by the stage after the next, without a "
         "word.",
         only_for="runs of three stages or more",
@@ -309,10 +309,20 @@ MUTANTS = [
         name="documents_that_an_earlier_stage_held_out_are_trained_on",
         file="lmtrain/data/cut_datasets_into_samples.py",
         function="DatasetBuilder.training_range",
-        old="min(documents.stop, history.held_out.get(content, documents.stop))",
+        old="min(documents.stop, self.held_out_before.documents.get(content, documents.stop))",
         new="documents.stop",
         breaks="A stage with a smaller share for validation trains on documents that the run has been validated on.",
         only_for="stages whose data.split differs",
+    ),
+    Mutant(
+        name="a_resumed_stage_is_limited_by_what_it_held_out_itself",
+        file="lmtrain/data/resume_position_by_source.py",
+        function="DataHistory.held_out_before_stage",
+        old="self.origin >= position",
+        new="self.origin > position",
+        breaks="A stage that is resumed with a smaller share held out goes on with the old samples, and says that the "
+        "new share holds.",
+        only_for="stages that are resumed with another data.split",
     ),
     Mutant(
         name="a_blend_of_one_dataset_has_the_seed_of_a_dataset",

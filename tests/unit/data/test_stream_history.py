@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory, MixtureOrder
+from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory, HeldOut, MixtureOrder
 from lmtrain.data.sample_dataset_interface import ShuffledOrder
 
 A, B, C = (f"{letter * 16} 8 concatenate documents 0-{n}" for letter, n in zip("abc", (5, 7, 9), strict=True))
@@ -52,9 +53,15 @@ def test_a_restart_begins_a_stream_anew_at_the_border_alone() -> None:
 
 
 def test_its_form_in_a_checkpoint_is_read_back() -> None:
-    history = begin(begin(NOTHING_READ, 0, {A: 2, B: 1}), 30, {C: 1}).with_held_out({"a": 4}, {"b": 9}, ["v"])
-    assert DataHistory.from_dict(json.loads(json.dumps(history.to_dict()))) == history
-    assert history.with_held_out({"a": 5}, {}, []).held_out == {"a": 4}
+    kept = HeldOut({"a": 4}, {"b": 9}, frozenset("v"))
+    history = begin(replace(begin(NOTHING_READ, 0, {A: 2, B: 1}), held_out=kept), 30, {C: 1})
+    history = replace(history, held_out=kept.joined(HeldOut({"a": 5, "c": 1}, {}, frozenset("w"))))
+    assert history.held_out == HeldOut({"a": 4, "c": 1}, {"b": 9}, frozenset("vw"))
+    assert [history.held_out_before_stage(position) for position in (30, 31)] == [kept, history.held_out]
+    data = json.loads(json.dumps(history.to_dict()))
+    assert DataHistory.from_dict(data) == history
+    older = DataHistory.from_dict({key: value for key, value in data.items() if key != "held_out_before"})
+    assert older.held_out_before_stage(30) == history.held_out
     assert (history.end_of_trained_documents("b" * 16), history.end_of_trained_documents("d" * 16)) == (7, 0)
 
 
