@@ -19,6 +19,7 @@ from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolv
 from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.config.settings_base import show
+from lmtrain.config.typed_words import typed_words, without_settings
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.store.cut_one_text import finer_split
 from lmtrain.data.training_data_by_source import excess_warnings
@@ -291,11 +292,11 @@ def _check_size(request: TextRequest, data: DataSettings, overrides: Sequence[st
     sentences = ["--split-sentences"] if data.cuts_sentences else []
     tokenizer, size = str(request.tokenizer or f"data/{name}_tokenizer"), str(request.vocab_size(num_bytes))
     train = ["tokenizer", "train", *request.texts, "--output", tokenizer, "--vocab-size", size, *kind, *key, *split]
-    rest = [word for word in overrides if not word.lstrip("+").startswith(("data.text", "data.tokenizer="))]
+    of_text = [key for key in typed_words(overrides) if key.startswith("data.text") or key == "data.tokenizer"]
     commands = [
         *([train] if request.tokenizer is None else []),
         ["preprocess", *request.texts, "--tokenizer", tokenizer, "--output", f"data/{name}", *key, *split, *sentences],
-        ["pretrain", f"data.path=data/{name}", *rest],
+        ["pretrain", f"data.path=data/{name}", *without_settings(overrides, of_text)],
     ]
     lines = "\n".join(f"  lmtrain {shlex.join(words)}" for words in commands)
     raise SettingsError([

@@ -6,12 +6,13 @@ before Hydra follows it, so that almost no error is left for Hydra to report.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +35,7 @@ from lmtrain.errors import MissingInputError, SettingsError, join_few, leave_out
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _KEYWORDS = ("override", "optional")
+_IN_NO_FOLDER = "in-no-folder"  # stands for a folder where Hydra looks for the files of the request itself
 MAX_DEPTH = 100  # nesting of defaults lists
 MAX_JOINED = 100  # entries in the cache of joined trees
 MAX_FILES = 1000  # because: if each list names two others, ten levels make a thousand files
@@ -54,6 +56,13 @@ class CompositionRequest:
     groups: Mapping[str, Sequence[str]]
     chosen: Mapping[str, str]  # group -> the override that chose it
     choices: list[str]  # the same overrides in Hydra's words: `~group` for one that chooses null
+    # files that are in no folder, such as the settings of an earlier run: path within conf/, without .yaml -> file
+    files: Mapping[str, YamlFile] = field(default_factory=dict)
+
+    def find_file(self, name: str) -> YamlFile | None:
+        """Return the file at the path `name` within conf/, without .yaml; None if there is none."""
+        paths = (path for folder in self.folders if (path := folder / f"{name}.yaml").is_file())
+        return self.files.get(name) or next(map(_read_cached, paths), None)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,8 @@ def compose_files(request: CompositionRequest) -> dict[str, Any]:
     The merged tree is cached until a config file changes: merging takes nearly all of the time of composition, and the
     runs of a sweep mostly choose the same files.
     """
-    key = request.name, tuple(request.chosen.items()), tuple(_file_states(request.folders))
+    own_files = json.dumps([(name, file.data) for name, file in request.files.items()])
+    key = request.name, tuple(request.chosen.items()), tuple(_file_states(request.folders)), own_files
     if key not in _joined_trees:
         if len(_joined_trees) == MAX_JOINED:
             _joined_trees.clear()
@@ -117,7 +127,7 @@ def _open_loader(request: CompositionRequest) -> Iterator[ConfigLoader]:
     # because: Hydra requires a config folder here; it is searched last
     with initialize_config_dir(config_dir=str(request.folders[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        for folder in reversed(request.folders):
+        for folder in (*reversed(request.folders), *[_IN_NO_FOLDER] * bool(request.files)):
             loader.get_search_path().prepend("lmtrain", f"{YamlSource.scheme()}://{folder}")
         loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
         try:
@@ -136,9 +146,9 @@ def _check_num_files(request: CompositionRequest) -> None:
     def count(name: str, depth: int) -> int:
         if name not in counts:
             counts[name] = 1  # because: this ends the recursion on a cycle, which Hydra itself reports
-            path = next(filter(Path.is_file, (folder / f"{name}.yaml" for folder in request.folders)), None)
             with suppress(SettingsError, MissingInputError):  # because: the later real read reports the error
-                for entry in read_entries(name, _read_cached(path))[0] if path and depth < MAX_DEPTH else ():
+                file = request.find_file(name) if depth < MAX_DEPTH else None
+                for entry in read_entries(name, file)[0] if file else ():
                     folder = f"{entry.group}/" if entry.group else ""
                     counts[name] += sum(count(f"{folder}{file_name}", depth + 1) for file_name in entry.values)
         return counts[name]
@@ -159,8 +169,8 @@ def _read_cached(path: Path) -> YamlFile:
 
 
 class YamlSource(ConfigSource):
-    """A folder of config files as Hydra sees it, read with our strict YAML reader. Hydra makes and copies an instance
-    for each folder it searches.
+    """A folder of config files as Hydra sees it, read with our strict YAML reader; or the files of the request that are
+    in no folder. Hydra makes and copies an instance for each folder it searches.
     """
 
     request: ClassVar[CompositionRequest]
@@ -174,8 +184,13 @@ class YamlSource(ConfigSource):
     def _file(self, config_path: str) -> Path:
         return Path(self.path, self._normalize_file_name(config_path))
 
+    @property
+    def _own_files(self) -> Mapping[str, YamlFile] | None:
+        """The files that are in no folder, if this stands for them, else None."""
+        return self.request.files if self.path == _IN_NO_FOLDER else None
+
     def load_config(self, config_path: str) -> ConfigResult:
-        file = _read_cached(self._file(config_path))
+        file = self._own_files[config_path] if self._own_files is not None else _read_cached(self._file(config_path))
         self.files_read[config_path] = file
         package, problems = _package_header(file)
         problems += list(
@@ -188,13 +203,17 @@ class YamlSource(ConfigSource):
         )
 
     def is_group(self, config_path: str) -> bool:
+        if self._own_files is not None:
+            return any(name.startswith(f"{config_path}/") for name in self._own_files)
         return not config_path.startswith("hydra") and Path(self.path, config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
+        if self._own_files is not None:
+            return config_path in self._own_files
         return not config_path.startswith("hydra/") and os.path.lexists(self._file(config_path))
 
     def available(self) -> bool:
-        return Path(self.path).is_dir()
+        return self._own_files is not None or Path(self.path).is_dir()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         return list(self.request.groups.get(config_path, ()))

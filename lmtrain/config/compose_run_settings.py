@@ -11,27 +11,29 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from lmtrain.config import setting_references
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key, union_members
 from lmtrain.config.parse_and_apply_overrides import (
+    FileSetting,
     RefusedOverrides,
     apply_override,
     override_key,
     parse_overrides,
     sweep_refusal,
 )
-from lmtrain.config.settings_base import Settings, show
+from lmtrain.config.setting_origins import Origin, Origins, iter_leaves
+from lmtrain.config.settings_base import AdjustedDefault, Settings, show
 from lmtrain.config.settings_file import located_problems
+from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import (
     LayoutError,
     MissingInputError,
@@ -47,6 +49,7 @@ from lmtrain.errors import (
 
 if TYPE_CHECKING:
     from lmtrain.config.compose_files_with_hydra import CompositionRequest
+    from lmtrain.config.strict_yaml import YamlFile
 
 S = TypeVar("S", bound=Settings)
 Rewrite = Callable[[dict[str, Any], Mapping[str, str]], dict[str, str]]  # settings, typed key -> text; typed afterwards
@@ -62,42 +65,98 @@ def conf_dir() -> Path:
     return package if package.is_dir() else in_checkout
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where settings come from before any word is typed: config files, and what takes the place of some of them."""
+
+    config_dir: Path | None = None  # the user's own config folder, searched before conf/
+    name: str = "pretrain"  # the root config NAME.yaml
+    # files that are in no folder, such as an earlier run's settings: path within conf/, without .yaml -> file
+    files: Mapping[str, YamlFile] = field(default_factory=dict)
+    groups: Mapping[str, Any] = field(default_factory=dict)  # that replace those of the files, such as `model`
+    origin_of_groups: str = ""  # what has set `groups`, in words
+
+
+@dataclass
+class Composed:
+    """Settings as nested dicts, not yet checked for their types, with what set each of them."""
+
+    tree: dict[str, Any]
+    typed: Mapping[str, str]  # key -> text, as of `typed_words`
+    sources: Sources
+    request: CompositionRequest
+    changes: Sequence[Any]  # Hydra's Override objects of the words that set single values
+    adjusted: Sequence[AdjustedDefault] = ()
+
+    @cached_property
+    def origins(self) -> Origins:
+        """What set each setting."""
+        # because: hydra is slow to import
+        from lmtrain.config.compose_files_with_hydra import merged_files
+
+        found = Origins()
+        for file, place in merged_files(self.request):
+            found.put_file(file, place)
+        for group, values in self.sources.groups.items():
+            found.remove(group)
+            for path, _ in iter_leaves(values, (group,)):
+                found[".".join(path)] = Origin(self.sources.origin_of_groups)
+        for override in self.changes:
+            if override.is_delete():
+                found.remove(override.key_or_group)
+                continue
+            for path, value in iter_leaves(override.value(), (override.key_or_group,)):
+                key, word = ".".join(path), override.input_line
+                is_of_file = isinstance(word, FileSetting)
+                found.put(key, Origin(show(value), word.file, word.line(key)) if is_of_file else Origin(word))
+        for change in self.adjusted:
+            chosen = f"{change.key}.kind" if isinstance(self.tree.get(change.key), dict) else change.key
+            found.put(chosen, Origin(f"to fit {change.cause}"))
+        return found
+
+
 def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
-    report: Callable[[str], None] | None = None, defaults: Mapping[str, Any] = MappingProxyType({}),
-    rewrite: Rewrite | None = None,
+    sources: Sources | None = None, report: Callable[[str], None] | None = None, rewrite: Rewrite | None = None,
 ) -> S:  # fmt: skip
     """Build an instance of the settings class `cls` from the root config NAME.yaml, the files that it includes and the
     overrides of the command line; raise one error with all problems. `config_dir` is the user's own config folder,
-    searched before conf/. `defaults` are groups, such as `model`, that replace those of the files. `report` is called
-    with a message for each default that was changed to fit the overrides.
+    searched before conf/; `sources`, if given, says both, and more. `report` is called with a message for each default
+    that was changed to fit the overrides.
 
     `rewrite` may change the tree of settings before it is checked; it gets what the user typed, as key -> word, and
     returns the same under the keys that the changed tree has for it.
     """
+    sources = sources or Sources(config_dir, name)
     with located_problems(overrides):
-        return _compose(cls, overrides, config_dir, name, report, defaults, rewrite)
-
-
-def _compose(
-    cls: type[S], overrides: Sequence[str], config_dir: Path | None, name: str, report: Callable[[str], None] | None,
-    defaults: Mapping[str, Any], rewrite: Rewrite | None,
-) -> S:  # fmt: skip
-    """Do what `compose` says; problems do not name the file of settings that they are in."""
-    try:
-        tree = compose_plain(
-            overrides, config_dir=config_dir, name=name, defaults=defaults, kind_of=partial(_kind_of_value, cls)
-        )
-    except RefusedOverrides as error:
-        others = _remaining_problems(cls, error, config_dir, name, defaults)
-        raise SettingsError([*error.marked_problems, *others]) from error
-    typed = typed_words(overrides) if rewrite is None else rewrite(tree, typed_words(overrides))
-    adjusted_defaults = list(cls.adjust_defaults(tree, typed))
-    settings = build_settings(cls, tree, names=SettingNames(cls, group_choices(config_dir), typed))
+        composed = compose_adjusted(cls, overrides, sources, rewrite)
+        settings = composed_settings(cls, composed)
     if report is not None:
-        for adjusted in adjusted_defaults:  # because: a refusal must not follow notes on settings that fit nothing
+        for adjusted in composed.adjusted:  # because: a refusal must not follow notes on settings that fit nothing
             report(adjusted.text())
     return settings
+
+
+def compose_adjusted(
+    cls: type[S], overrides: Sequence[str], sources: Sources, rewrite: Rewrite | None = None
+) -> Composed:
+    """Compose settings for the class `cls`, with its defaults changed where they do not fit what was typed. Problems do
+    not name the file of settings that they are in. `rewrite` is that of `compose`.
+    """
+    try:
+        composed = compose_tree(overrides, sources, kind_of=partial(_kind_of_value, cls))
+    except RefusedOverrides as error:
+        raise SettingsError([*error.marked_problems, *_remaining_problems(cls, error, sources)]) from error
+    if rewrite is not None:
+        composed.typed = rewrite(composed.tree, composed.typed)
+    composed.adjusted = list(cls.adjust_defaults(composed.tree, composed.typed))
+    return composed
+
+
+def composed_settings(cls: type[S], composed: Composed) -> S:
+    """Return composed settings as an instance of `cls`; raise SettingsError or LayoutError if they are wrong."""
+    names = SettingNames(cls, group_choices(composed.sources.config_dir), composed.typed)
+    return build_settings(cls, composed.tree, names=names)
 
 
 def _kind_of_value(cls: type[Settings], key: str) -> str:
@@ -110,31 +169,7 @@ def _kind_of_value(cls: type[Settings], key: str) -> str:
     return "number" if options and options <= {int, float} else ""
 
 
-def typed_words(overrides: Sequence[str]) -> dict[str, str]:
-    """Return key -> value text for overrides as typed on the command line. The keys within braces are among them: those
-    of `train={steps: 20}` are train and train.steps.
-    """
-    typed: dict[str, str] = {}
-    for word in overrides:
-        key, text = override_key(word), word.partition("=")[2]
-        typed[key] = text
-        with suppress(SettingsError):  # because: malformed words are refused where they are composed
-            for override in parse_overrides([word], {}) if text.startswith("{") else ():
-                if not override.is_sweep_override():
-                    typed |= dict(_values_below(key, override.value()))
-    return typed
-
-
-def _values_below(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value as text) for each key within the dict `value` of the setting `key`, at any depth."""
-    for name, inner in value.items() if isinstance(value, dict) else ():
-        yield f"{key}.{name}", show(inner)
-        yield from _values_below(f"{key}.{name}", inner)
-
-
-def _remaining_problems(
-    cls: type[Settings], error: RefusedOverrides, config_dir: Path | None, name: str, defaults: Mapping[str, Any]
-) -> Iterator[str]:
+def _remaining_problems(cls: type[Settings], error: RefusedOverrides, sources: Sources) -> Iterator[str]:
     """Yield the problems that the settings have apart from the overrides that `error` refused, so that the user sees
     all at once: the other overrides are composed again. Problems that only arise because the refused overrides are
     missing are left out.
@@ -145,7 +180,7 @@ def _remaining_problems(
     follow_ups = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
     starts = tuple(f"{key}=" for key in keys)
     try:
-        _compose(cls, error.remaining, config_dir, name, None, defaults, None)
+        composed_settings(cls, compose_adjusted(cls, error.remaining, sources))
     except (SettingsError, LayoutError) as failure:
         for problem in failure.marked_problems:
             text = split_ways(problem)[0]
@@ -156,21 +191,25 @@ def _remaining_problems(
 
 
 def compose_plain(
-    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    kind_of: Callable[[str], str] = lambda key: "",
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:  # fmt: skip
-    """Return all settings as nested dicts, not yet checked for their types: the root config NAME.yaml and the files
-    that it includes, the groups in `defaults` in place of the files' groups, then the overrides. References such as
-    `${optim.lr}` are replaced by values. `config_dir` is the user's own config folder, searched before conf/.
+    """Return the settings of `compose_tree` alone."""
+    return compose_tree(overrides, Sources(config_dir, name)).tree
+
+
+def compose_tree(
+    overrides: Sequence[str], sources: Sources, *, kind_of: Callable[[str], str] = lambda key: ""
+) -> Composed:
+    """Compose all settings: the root config and the files that it includes, the groups that replace those of the files,
+    then the overrides. References such as `${optim.lr}` are replaced by values. `kind_of` is that of `_parse`.
 
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
     # because: hydra takes 0.3 s to import, and most commands compose no config
     from lmtrain.config.compose_files_with_hydra import compose_files
 
-    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name, kind_of=kind_of)
-    tree = compose_files(request) | deepcopy(dict(defaults))
+    request, changes = _parse(overrides, sources, kind_of)
+    tree = compose_files(request) | deepcopy(dict(sources.groups))
     _name_stages(tree, [override.key_or_group for override in changes])
     problems = list(_read_named_files(tree, request.folders))
     for override in sorted(changes, key=lambda change: _group_of(change.key_or_group) is None):
@@ -185,7 +224,7 @@ def compose_plain(
     plain, unresolved = setting_references.resolve_references(tree)
     if problems or unresolved:
         raise SettingsError([*dict.fromkeys(problems + unresolved)])
-    return plain
+    return Composed(plain, typed_words(overrides), sources, request, changes)
 
 
 def _name_stages(tree: dict[str, Any], keys: Sequence[str]) -> None:
@@ -257,21 +296,21 @@ def _group_of(key: str) -> str | None:
     return match[1] or STAGE_GROUP
 
 
-def prepare_composition(
-    overrides: Sequence[str], *, config_dir: Path | None, name: str,
-    kind_of: Callable[[str], str] = lambda key: "",
+def _parse(
+    overrides: Sequence[str], sources: Sources, kind_of: Callable[[str], str]
 ) -> tuple[CompositionRequest, list[Any]]:
     """Parse and check the overrides, and return them in two groups: a request for Hydra with those that choose files,
-    such as `model=gpt2_small`, and Hydra's Override objects of those that set single values. Raise RefusedOverrides if
-    one is malformed or chooses an unknown file.
+    such as `model=gpt2_small`, and Hydra's Override objects of those that set single values. `kind_of` tells of a key
+    whether its value is a "list" or a "number", for messages. Raise RefusedOverrides if an override is malformed or
+    chooses an unknown file.
     """
     # because: hydra is slow to import
     from lmtrain.config.compose_files_with_hydra import CompositionRequest
 
-    overrides, folders = [*dict.fromkeys(overrides)], _config_folders(config_dir)  # an override typed twice counts once
-    roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    name = _existing_config_name(name, roots, folders)
-    groups = group_choices(config_dir)
+    overrides = [*dict.fromkeys(overrides)]  # an override typed twice counts once
+    folders, groups = _config_folders(sources.config_dir), group_choices(sources.config_dir)
+    roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")} | {*sources.files})
+    name = _existing_config_name(sources.name, roots, folders)
     chosen, choices, changes = dict[str, str](), list[str](), list[Any]()
     refusals = list[tuple[str, str]]()
     for word, override in zip(overrides, parse_overrides(overrides, groups), strict=True):
@@ -299,7 +338,9 @@ def prepare_composition(
             changes.append(override)
     if refusals:
         raise RefusedOverrides(refusals, overrides)
-    return CompositionRequest(folders, name, roots, groups, chosen, choices), changes
+    for group, _, choice in (path.rpartition("/") for path in sources.files if "/" in path):
+        groups[group] = [*groups.get(group, ()), choice]
+    return CompositionRequest(folders, name, roots, groups, chosen, choices, sources.files), changes
 
 
 def _other_group(override: str, group: str) -> str:

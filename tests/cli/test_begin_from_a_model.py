@@ -233,7 +233,7 @@ def test_the_disk_has_to_have_room_for_the_import_too(
 
 
 def test_config_explain_says_where_the_model_is_from(models: Models) -> None:
-    typed = [f"checkpoint.init_from={models.hf}", "model.seq_len=64"]
+    typed = [f"checkpoint={{init_from: {models.hf}}}", "model.seq_len=64"]
     rows = json.loads(lmtrain("config", "explain", "model", *typed, "--json"))
     found = {row["key"]: (row["value"], row["from"]) for row in rows}
     assert found["model.width"] == (32, f"the command line: the model of checkpoint.init_from={models.hf}")

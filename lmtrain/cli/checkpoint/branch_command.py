@@ -15,6 +15,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print
 from lmtrain.cli.shared_options import Overrides, Plugins, parse_count_option
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted, override_key
 from lmtrain.config.settings_base import show
+from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import MissingInputError, UsageError, example, join_few, leave_out, own, shell_quoted, way
 from lmtrain.units import parse_count
 
@@ -117,7 +118,7 @@ def build_branches(
     """
     steps = _parse_steps(at)
     length = _parse_length(decay, decay_steps, decay_tokens)
-    if taken := [word for word in overrides or () if override_key(word) in ("run.dir", "checkpoint.resume")]:
+    if taken := [word for word in overrides or () if {"run.dir", "checkpoint.resume"} & typed_words([word]).keys()]:
         way_out = f"{leave_out(*map(override_key, taken))}; --output FOLDER chooses where they go."
         raise UsageError(f"{taken[0]} is set for each branch. {way_out}")
     run = _named_folder(run)
@@ -198,7 +199,7 @@ def _build_branches(
         words = [f"run.dir={_literal(str(folder))}", f"stages.{name}.{kind}={number:.0f}"]
         there = recorded_config(checkpoint) or parent
         words += [f"stages.{name}.schedule={_SHAPES[shape]}", *_settings_there(there, parent, step, name)]
-        typed = {override_key(word) for word in overrides}
+        typed = typed_words(overrides)
         words = [word for word in words if override_key(word) not in typed] + [*overrides]
         yield Branch(checkpoint, words, compose_run(words, from_run=checkpoint, config_dir=None, name="pretrain"))
 

@@ -23,12 +23,13 @@ from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.settings_keys.describe_all_settings import config_file
 from lmtrain.cli.settings_keys.layout_option_ways import option_word, parse_sizes, ways_in_layout_option
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import group_choices, typed_words
+from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import number_meant
 from lmtrain.config.parse_and_apply_overrides import apply_override, override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import (
     LayoutError,
     LmtrainError,

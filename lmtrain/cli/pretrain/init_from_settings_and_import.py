@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, load_manifest, resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
-from lmtrain.config.compose_run_settings import compose, conf_dir, typed_words
-from lmtrain.config.parse_and_apply_overrides import parse_overrides
+from lmtrain.config.compose_run_settings import Sources, compose, conf_dir
 from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.config.typed_words import typed_value, typed_words
 from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.exchange.detect_model_folder_format import Program, identify_source, lmtrain_kind
 from lmtrain.models.model_settings import ModelSettings
@@ -41,35 +41,24 @@ def compose_settings(
     among the overrides and the user chooses no model (by `model=NAME`, by an experiment or by a root config of their
     own), the model is the one that it names instead of the default.
     """
-    defaults = defaults_of_init_from(overrides, config_dir, name)
-    return compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report, defaults=defaults)
+    return compose(RunConfig, overrides, sources=sources_of_run(overrides, config_dir, name), report=report)
 
 
-def defaults_of_init_from(overrides: Sequence[str], config_dir: Path | None, name: str) -> dict[str, Any]:
-    """Return {"model": settings} of the model that an override checkpoint.init_from=PATH names, to use in place of the
-    default model of conf/NAME.yaml (NAME is `name`). Return {} if there is no such override or if the user chooses a
-    model.
+def sources_of_run(overrides: Sequence[str], config_dir: Path | None, name: str) -> Sources:
+    """Return what a run's settings are composed from besides the overrides: conf/NAME.yaml (NAME is `name`), and the
+    model that an override checkpoint.init_from=PATH names in place of its default model, unless the user chooses one.
     """
-    path = _typed_value(overrides, "checkpoint.init_from")
+    path, sources = typed_value(overrides, "checkpoint.init_from"), Sources(config_dir, name)
     own_root = name != _ROOT or (config_dir is not None and (config_dir / f"{_ROOT}.yaml").is_file())
     if not path or isinstance(path, (bool, list, dict)):  # because: a value of another type is refused later
-        return {}
+        return sources
     if own_root or {"model", "experiment"} & typed_words(overrides).keys():
-        return {}
+        return sources
     default_run = read_yaml(conf_dir() / f"{_ROOT}.yaml").data["run"]["dir"]
-    run = Path(str(_typed_value(overrides, "run.dir") or default_run))
-    return {"model": _model_settings(Path(str(path)), run, _typed_value(overrides, "model.dropout"))}
-
-
-def _typed_value(overrides: Sequence[str], key: str) -> Any:
-    """Return the value that the last override of `key` sets; None if no override sets it, or if it gives several values
-    for a sweep (KEY=A,B).
-    """
-    words = [word for word in overrides if word.lstrip("+").startswith(f"{key}=")]
-    if not words:
-        return None
-    (override,) = parse_overrides(words[-1:], {})
-    return None if override.is_sweep_override() else override.value()
+    run = Path(str(typed_value(overrides, "run.dir") or default_run))
+    model = _model_settings(Path(str(path)), run, typed_value(overrides, "model.dropout"))
+    said = f"the model of checkpoint.init_from={typed_words(overrides)['checkpoint.init_from']}"
+    return replace(sources, groups={"model": model}, origin_of_groups=said)
 
 
 def _model_settings(path: Path, run: Path, dropout: object) -> dict[str, Any]:

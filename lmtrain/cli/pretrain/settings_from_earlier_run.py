@@ -1,6 +1,6 @@
 """`--from-run`: the recorded settings of a run in place of conf/pretrain.yaml, to continue the run or to branch off.
 
-Used by pretrain and its sweeps; torch-free. A run's config.json is turned into a folder of configs, a file for each
+Used by pretrain and its sweeps; torch-free. A run's config.json is composed as a root config with a file for each
 group, so that overrides and group choices (`optim=lamb`) have their usual meaning.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import (
@@ -28,10 +27,11 @@ from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import Rewrite, compose, group_choices, typed_words
+from lmtrain.config.compose_run_settings import Rewrite, Sources, compose, group_choices
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.config.settings_base import show
 from lmtrain.config.strict_yaml import MAX_BYTES
+from lmtrain.config.typed_words import is_typed, typed_words
 from lmtrain.data.store.indexed_dataset import dataset_file
 from lmtrain.errors import (
     DataError,
@@ -54,7 +54,10 @@ from lmtrain.train.rules_between_settings import text_dataset_prefix
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
 from lmtrain.units import parse_count
 
-_CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
+if TYPE_CHECKING:
+    from lmtrain.config.strict_yaml import YamlFile
+
+_CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # of the run's settings as config files
 
 
 @dataclass(frozen=True)
@@ -108,17 +111,17 @@ class SourceRun:
         """
         saved = self.settings.get("checkpoint")
         checkpoint = dict(saved) if isinstance(saved, dict) else {}
-        begins_elsewhere = _names(overrides, "checkpoint.init_from")
+        begins_elsewhere = is_typed(overrides, "checkpoint.init_from")
         if is_branch or self.path != self.run:  # because: it says which weights of the earlier init_from were read
             checkpoint["init_weights"] = "model"
-        if is_branch and _names(overrides, "data.text") and not _names(overrides, "checkpoint.resume"):
+        if is_branch and is_typed(overrides, "data.text") and not is_typed(overrides, "checkpoint.resume"):
             checkpoint |= {"resume": "auto", "init_from": None if begins_elsewhere else str(self.path)}
         elif (is_branch and not begins_elsewhere) or (not is_branch and self.path != self.run):
             checkpoint |= {"resume": str(self.path), "init_from": None}
         # because: a run started with `none` had no checkpoint then, and has some now
         elif is_branch or checkpoint.get("resume") == "none":
             checkpoint |= {"resume": "auto"}
-        data = self._data_settings(self.settings, drops_text=is_branch or _names(overrides, "data.path"))
+        data = self._data_settings(self.settings, drops_text=is_branch or is_typed(overrides, "data.path"))
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint, "data": data}
 
     def branch_checkpoint(self, settings: Mapping[str, Any]) -> tuple[int, Path] | None:
@@ -159,7 +162,7 @@ class SourceRun:
             # because: the same command, typed again, has to go on from what the new run has saved
             settings = settings | {"checkpoint": checkpoint | {"resume": "auto"}}
         data = self._data_settings(settings, drops_text=True)
-        of_text = isinstance(data, dict) and data != settings["data"] and not _names(overrides, "data.path")
+        of_text = isinstance(data, dict) and data != settings["data"] and not is_typed(overrides, "data.path")
         if of_text and not dataset_file(Path(data["path"]), ".idx").is_file():
             data = settings["data"] | {"path": None}
         return settings | {"run": {"dir": str(self.run)}, "data": data}
@@ -213,11 +216,6 @@ def _run_of_merge(path: Path) -> Path | None:
             f"go on from there or checkpoint.init_from={path} to begin with its weights."
         )
     return run
-
-
-def _names(overrides: Sequence[str], key: str) -> bool:
-    """Return True if one of the overrides sets `key`."""
-    return any(text.lstrip("+").startswith(f"{key}=") for text in overrides)
 
 
 def _checked_settings(settings: Any, file: Path, run: Path) -> dict[str, Any]:
@@ -328,7 +326,7 @@ def compose_run(
     if from_beginning:
         return _begin_again(SourceRun.find(from_run), overrides, config_dir, report)
     if (path := imported_checkpoint(from_run)) is not None:
-        if any(text.lstrip("+").startswith(("checkpoint.init_from=", "checkpoint.resume=")) for text in overrides):
+        if is_typed(overrides, "checkpoint.init_from") or is_typed(overrides, "checkpoint.resume"):
             raise UsageError(
                 f"--from-run={from_run} is an imported model, whose weights the run begins with, and the overrides "
                 f"name another checkpoint. {leave_out('--from-run', shown='Leave --from-run out')}, or "
@@ -338,7 +336,7 @@ def compose_run(
         return compose_settings([*overrides, init_from], config_dir=config_dir, report=report)
     branch = typed_words(overrides).get("run.dir", "").strip("'\"")
     source = SourceRun.find(from_run, Path(branch) if branch else None)
-    names_folder = _names(overrides, "run.dir")
+    names_folder = is_typed(overrides, "run.dir")
     messages = list[str]()
     config = _compose_over(source, overrides, config_dir, messages.append, is_branch=names_folder)
     is_branch = Path(config.run.dir).resolve() != source.run.resolve()
@@ -402,16 +400,8 @@ def _compose_over_settings(
     kind = settings["data"].get("kind") if isinstance(settings.get("data"), dict) else None
     # because: the file of that kind names no data, and would take away what the run has
     overrides = [word for word in overrides if word.lstrip("+") != f"data={kind}"]
-    with _config_folder(settings, config_dir) as folder:
-        try:
-            return compose(
-                RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report, rewrite=rewrite
-            )
-        except SettingsError as error:  # because: the temporary folder is gone when a user reads the message
-            run = str(Path(settings["run"]["dir"]) / CONFIG)
-            files = rf"(\w+/{_CHOICE_NAME}|{_ROOT_NAME})\.yaml( line \d+)?"
-            own_file = re.compile(rf"{re.escape(str(folder.resolve()))}/{files}")
-            raise SettingsError([own_file.sub(lambda _: run, problem) for problem in error.marked_problems]) from error
+    sources = Sources(config_dir, _ROOT_NAME, _as_files(settings))
+    return compose(RunConfig, overrides, sources=sources, report=report, rewrite=rewrite)
 
 
 def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -479,34 +469,20 @@ def _refuse_other_run(config: RunConfig, there: SourceRun) -> None:
         )
 
 
-@contextmanager
-def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterator[Path]:
-    """Context manager: yield a temporary folder of YAML config files from which `compose` builds exactly these
-    settings.
-
-    The user's own configs are linked into it.
+def _as_files(settings: dict[str, Any]) -> dict[str, YamlFile]:
+    """Return the settings of a run as the config files from which exactly these are composed: a root config, and a file
+    for each group that the root config chooses. Errors name them as the run's config.json.
     """
+    # because: yaml is slow to import
+    from lmtrain.config.strict_yaml import YamlFile
+
+    # because: `${` in a value is no reference to another setting
+    tree = json.loads(json.dumps(settings, ensure_ascii=False).replace("${", "\\\\${"))
     groups = [group for group in group_choices() if "/" not in group]
-    with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
-        folder = Path(name)
-        for file in config_dir.rglob("*.yaml") if config_dir else ():
-            link = folder / file.relative_to(config_dir)  # type: ignore[arg-type]
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file.resolve())
-        chosen = [group for group in groups if isinstance(settings.get(group), dict)]
-        for group in chosen:
-            _write_config(folder / group / f"{_CHOICE_NAME}.yaml", settings[group])
-        picks = {group: _CHOICE_NAME if group in chosen else None for group in groups if group != "experiment"}
-        defaults = [*({group: choice} for group, choice in picks.items()), "_self_", {"experiment": None}]
-        rest = {key: value for key, value in settings.items() if key not in groups}
-        _write_config(folder / f"{_ROOT_NAME}.yaml", {"defaults": defaults} | rest)
-        yield folder
-
-
-def _write_config(path: Path, tree: dict[str, Any]) -> None:
-    """Write settings to the file as JSON, which a YAML reader accepts. `${` in values is escaped, so that it is not
-    read as a reference to another setting.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # because: a link leads to a file of the user
-    path.write_text(json.dumps(tree, ensure_ascii=False).replace("${", "\\\\${"), encoding="utf-8")
+    chosen = [group for group in groups if isinstance(tree.get(group), dict)]
+    picks = {group: _CHOICE_NAME if group in chosen else None for group in groups if group != "experiment"}
+    defaults = [*({group: choice} for group, choice in picks.items()), "_self_", {"experiment": None}]
+    rest = {key: value for key, value in tree.items() if key not in groups}
+    files = {f"{group}/{_CHOICE_NAME}": tree[group] for group in chosen} | {_ROOT_NAME: {"defaults": defaults} | rest}
+    path = Path(settings["run"]["dir"]) / CONFIG
+    return {name: YamlFile(path, data, "", {}) for name, data in files.items()}

@@ -25,6 +25,7 @@ from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.config.compose_run_settings import expand_sweep
 from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
 from lmtrain.config.settings_file import words_for_command
+from lmtrain.config.typed_words import without_settings
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import (
     LayoutError,
@@ -175,7 +176,7 @@ def plan_runs(
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
-        rest = [text for text in words_for_command(combination) if not text.lstrip("+").startswith("run.dir=")]
+        rest = without_settings(words_for_command(combination), ["run.dir"])
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
     _place_text_datasets(jobs, compose)
     if (

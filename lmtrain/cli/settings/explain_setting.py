@@ -9,22 +9,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.pretrain.init_from_settings_and_import import defaults_of_init_from
+from lmtrain.cli.pretrain.init_from_settings_and_import import sources_of_run
 from lmtrain.cli.settings_keys.describe_all_settings import Key, config_file, read_config_text
-from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import (
     STAGE_CHOICES,
-    compose_plain,
+    Composed,
+    compose_adjusted,
+    composed_settings,
     conf_dir,
     group_choices,
-    prepare_composition,
-    typed_words,
 )
-from lmtrain.config.name_suggestions import SettingNames
-from lmtrain.config.parse_and_apply_overrides import FileSetting
+from lmtrain.config.setting_origins import Origin, iter_leaves, origins_in_file
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_file import located_problems
-from lmtrain.config.strict_yaml import YamlFile, read_yaml
+from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few, way
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
 from lmtrain.train.run_config import RunConfig, read_run_config
@@ -34,121 +32,36 @@ _ABSENT = object()
 _OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The place that sets a value: a line of a config file, or an override. `text` is the value or the override."""
-
-    text: str
-    file: Path | None = None  # None: the command line
-    line: int = 0
-
-
-def find_origins(
-    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
-) -> dict[str, Origin]:
-    """Return a dict that maps the dotted key of each composed setting to its origin: the line of a config file, or the
-    override, that gave the setting its value. `name` is the root config file, without .yaml.
-    """
-    # because: hydra is slow to import
-    from lmtrain.config.compose_files_with_hydra import merged_files
-
-    found: dict[str, Origin] = {}
-    request, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
-    for file, place in merged_files(request):
-        for key, origin in _origins_in_file(file).items():
-            _set_origin(found, f"{place}.{key}" if place else key, origin)
-    for override in changes:
-        if override.is_delete():
-            _remove_origins(found, override.key_or_group)
-        else:
-            for path, value in _leaves(override.value(), (override.key_or_group,)):
-                key, word = ".".join(path), override.input_line
-                is_of_file = isinstance(word, FileSetting)
-                _set_origin(found, key, Origin(show(value), word.file, word.line(key)) if is_of_file else Origin(word))
-    return found
-
-
-def nearest_origin(origins: dict[str, Origin], key: str) -> Origin | None:
-    """Return the origin of the dotted key `key` in `origins`. If it has none, return that of the innermost enclosing
-    group that has one, as when an override sets the whole group; None if there is none either.
-    """
-    while key not in origins and "." in key:
-        key = key.rpartition(".")[0]
-    return origins.get(key)
-
-
 def read_file_origins(file: Path) -> dict[str, Origin]:
     """Return the dotted keys of a config file with their values and lines."""
-    return _origins_in_file(read_yaml(file))
-
-
-def _origins_in_file(file: YamlFile) -> dict[str, Origin]:
-    """Return the origin of each dotted key of a config file."""
-    values = _leaves({key: value for key, value in file.data.items() if key != "defaults"}, ())
-    return {".".join(path): Origin(show(value), file.path, file.lines.get(path, 0)) for path, value in values}
-
-
-def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) for each value in the nested dicts `node` that is no dict itself, and for empty dicts. A path
-    is the tuple of keys that leads to the value; `path` is the one that leads to `node`.
-    """
-    if isinstance(node, dict) and node:
-        for name, inner in node.items():
-            yield from _leaves(inner, (*path, str(name)))
-    elif path:
-        yield path, node
-
-
-def _set_origin(origins: dict[str, Origin], key: str, origin: Origin) -> None:
-    """Set a key's origin, which replaces those of all keys below it."""
-    _remove_origins(origins, key)
-    origins[key] = origin
-
-
-def _remove_origins(origins: dict[str, Origin], key: str) -> None:
-    """Remove the origins of a key and of all keys below it."""
-    for other_key in [other_key for other_key in origins if other_key == key or other_key.startswith(f"{key}.")]:
-        del origins[other_key]
+    return origins_in_file(read_yaml(file))
 
 
 @dataclass(frozen=True)
 class ComposedSettings:
     """The settings of a run as composed from files and overrides, with the origin of each value."""
 
-    tree: dict[str, Any]
-    origins: dict[str, Origin]
+    composed: Composed
 
     @classmethod
     def compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
-        """Compose a run's settings from config files and overrides, and record for each value which of them set it.
-        Raise SettingsError on wrong values, but not on required settings without a value.
+        """Compose a run's settings from config files and overrides. Raise SettingsError on wrong values, but not on
+        required settings without a value.
         """
+        composed = None
         with located_problems(overrides):
-            return cls._compose(overrides, config_dir, name)
+            try:
+                composed = compose_adjusted(RunConfig, overrides, sources_of_run(overrides, config_dir, name))
+                composed_settings(RunConfig, composed)
+            except SettingsError as error:
+                wrong = [problem for problem in error.marked_problems if " is not set. " not in problem]
+                if wrong or composed is None:
+                    raise SettingsError(wrong or error.marked_problems) from error
+        return cls(composed)
 
-    @classmethod
-    def _compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
-        """Do what `compose` says; problems do not name the file of settings that they are in."""
-        defaults = defaults_of_init_from(overrides, config_dir, name)
-        tree = compose_plain(overrides, config_dir=config_dir, name=name, defaults=defaults)
-        typed = typed_words(overrides)
-        gave_way = RunConfig.adjust_defaults(tree, typed)
-        try:
-            build_settings(RunConfig, tree, names=SettingNames(RunConfig, group_choices(config_dir), typed))
-        except SettingsError as error:
-            if wrong := [problem for problem in error.marked_problems if " is not set. " not in problem]:
-                raise SettingsError(wrong) from error
-        found = find_origins(overrides, config_dir=config_dir, name=name)
-        own_files = {word.file for word in overrides if isinstance(word, FileSetting)}
-        for path, _ in _leaves(defaults, ()):
-            origin = found.get(".".join(path))
-            if origin is None or origin.file not in (None, *own_files):  # else a word or the user's file has set it
-                source = typed_words(overrides)["checkpoint.init_from"]
-                _set_origin(found, ".".join(path), Origin(f"the model of checkpoint.init_from={source}"))
-        for change in gave_way:
-            chosen = f"{change.key}.kind" if isinstance(tree.get(change.key), dict) else change.key
-            _set_origin(found, chosen, Origin(f"to fit {change.cause}"))
-        return cls(tree, found)
+    @property
+    def tree(self) -> dict[str, Any]:
+        return self.composed.tree
 
     def kind(self, section: str) -> str:
         part = self.tree.get(section)
@@ -173,7 +86,7 @@ class ComposedSettings:
 
     def origin(self, key: str) -> str:
         """Return in words where the dotted key was set."""
-        return _describe_origin(nearest_origin(self.origins, key))
+        return _describe_origin(self.composed.origins.nearest(key))
 
     def value(self, key: Key) -> dict[str, Any]:
         """Return a dict about a setting: its value (`value`) and where it was set, in words (`from`). If it has no
@@ -227,7 +140,7 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) 
     # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
     # value
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
-    of_stages = {".".join(path): value for path, value in _leaves(run.tree.get("stages") or None, ("stages",))}
+    of_stages = {".".join(path): value for path, value in iter_leaves(run.tree.get("stages") or None, ("stages",))}
     return [
         row
         for name, row in rows.items()

@@ -18,6 +18,7 @@ import numpy as np
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.config.settings_base import show
+from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import LayoutError, LmtrainError, leave_out, way
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
@@ -53,7 +54,7 @@ def fixed_layout_settings(config: RunConfig, overrides: Sequence[str]) -> dict[s
     search for a layout must keep these and may choose all others. `overrides` are the `key=value` words of the command
     line, such as `parallel.tp=2`.
     """
-    keys = [word.lstrip("+").partition("=")[0] for word in overrides]
+    keys = typed_words(overrides)
     typed_keys = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
     fixed_settings = {key: getattr(config.parallel, key) for key in sorted(typed_keys) if key not in _NEVER_SEARCHED}
     fixed_settings |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}

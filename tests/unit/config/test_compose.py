@@ -14,7 +14,6 @@ from lmtrain.config.compose_run_settings import (
     conf_dir,
     expand_sweep,
     group_choices,
-    typed_words,
 )
 from lmtrain.config.strict_yaml import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
@@ -205,14 +204,3 @@ def test_every_shipped_choice_is_a_mapping() -> None:
             data = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
             assert isinstance(data, dict), f"{group}/{name}"
 
-
-def test_keys_within_braces_are_typed_and_no_others() -> None:
-    typed = typed_words(["train={valid_interval_steps: 100, rampup: {start: 8}}", "optim.lr=3", "a={b: [{c: 1}]}"])
-    assert typed | {"train": "", "a": ""} == {
-        "train": "", "train.valid_interval_steps": "100", "train.rampup": "{start: 8}", "train.rampup.start": "8",
-        "optim.lr": "3", "a": "", "a.b": "[{c: 1}]",
-    }  # fmt: skip
-    config = compose(RunConfig, ["train={valid_interval_steps: 100}", "train.tokens=10k", "data.path=x"])
-    assert (config.train.steps, config.train.tokens) == (None, 10_000)
-    config = compose(RunConfig, ["train={tokens: 10k}", "data.path=x"])
-    assert (config.train.steps, config.train.tokens) == (None, 10_000)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.settings.explain_setting import Origin, find_origins, nearest_origin, read_file_origins
-from lmtrain.config.compose_run_settings import compose_plain, conf_dir
+from lmtrain.cli.settings.explain_setting import read_file_origins
+from lmtrain.config.compose_run_settings import Sources, compose_tree, conf_dir
+from lmtrain.config.setting_origins import Origin
 
 
 @pytest.fixture
@@ -36,26 +37,27 @@ def test_the_last_file_or_override_counts(mine: Path) -> None:
         "train.rampup.start=16",
         "model.norm=rmsnorm",
     ]
-    found = find_origins(overrides, config_dir=mine)
-    assert nearest_origin(found, "optim.lr") == Origin("0.007", mine / "experiment/mine.yaml", 6)
-    assert place(nearest_origin(found, "optim.weight_decay")) == ("lamb.yaml", 4)
-    assert nearest_origin(found, "train.seed") == Origin("train.seed=3")
-    assert nearest_origin(found, "optim.betas") == Origin("++optim.betas=[0.8,0.9]")
-    assert place(nearest_origin(found, "train.rampup.samples")) == ("mine.yaml", 9)
-    assert nearest_origin(found, "train.rampup.start") == Origin("train.rampup.start=16")
-    assert place(nearest_origin(found, "model.width")) == ("gpt_tiny.yaml", 4)
-    assert place(nearest_origin(found, "model.norm_eps")) == ("gpt_tiny.yaml", 16)
-    assert place(nearest_origin(found, "train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
+    found = compose_tree(overrides, Sources(mine)).origins
+    assert found.nearest("optim.lr") == Origin("0.007", mine / "experiment/mine.yaml", 6)
+    assert place(found.nearest("optim.weight_decay")) == ("lamb.yaml", 4)
+    assert found.nearest("train.seed") == Origin("train.seed=3")
+    assert found.nearest("optim.betas") == Origin("++optim.betas=[0.8,0.9]")
+    assert place(found.nearest("train.rampup.samples")) == ("mine.yaml", 9)
+    assert found.nearest("train.rampup.start") == Origin("train.rampup.start=16")
+    assert place(found.nearest("model.width")) == ("gpt_tiny.yaml", 4)
+    assert place(found.nearest("model.norm_eps")) == ("gpt_tiny.yaml", 16)
+    assert place(found.nearest("train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
 
 
 @pytest.mark.wide
 def test_every_composed_value_has_an_origin_that_says_it(mine: Path) -> None:
     """But for a group that an override sets as a whole, what is written there is what is composed."""
     overrides = ["experiment=mine", "model=llama_tiny", "data.path=x"]
-    tree, found = compose_plain(overrides, config_dir=mine), find_origins(overrides, config_dir=mine)
+    composed = compose_tree(overrides, Sources(mine))
+    tree, found = composed.tree, composed.origins
     for part, values in tree.items():
         for key, value in values.items():
-            origin = nearest_origin(found, f"{part}.{key}")
+            origin = found.nearest(f"{part}.{key}")
             if isinstance(value, dict):
                 continue
             assert origin is not None, f"{part}.{key}"
@@ -65,19 +67,19 @@ def test_every_composed_value_has_an_origin_that_says_it(mine: Path) -> None:
 
 @pytest.mark.wide
 def test_a_group_that_is_set_or_removed_takes_its_keys_along(mine: Path) -> None:
-    found = find_origins(["experiment=mine", "train.rampup=null"], config_dir=mine)
+    found = compose_tree(["experiment=mine", "train.rampup=null"], Sources(mine)).origins
     null = Origin("train.rampup=null")
-    assert nearest_origin(found, "train.rampup.start") == nearest_origin(found, "train.rampup") == null
-    found = find_origins(["~optim.betas", "train.rampup={start: 4, samples: 9}"], config_dir=mine)
-    assert nearest_origin(found, "optim.betas") is None
-    assert nearest_origin(found, "train.rampup.start") == Origin("train.rampup={start: 4, samples: 9}")
+    assert found.nearest("train.rampup.start") == found.nearest("train.rampup") == null
+    found = compose_tree(["~optim.betas", "train.rampup={start: 4, samples: 9}"], Sources(mine)).origins
+    assert found.nearest("optim.betas") is None
+    assert found.nearest("train.rampup.start") == Origin("train.rampup={start: 4, samples: 9}")
 
 
 def test_a_users_root_config_is_read_first(tmp_path: Path) -> None:
     (tmp_path / "root.yaml").write_text("defaults:\n  - model: gpt_tiny\n  - _self_\nmodel:\n  width: 64\n")
-    found = find_origins([], config_dir=tmp_path, name="root")
-    assert place(nearest_origin(found, "model.width")) == ("root.yaml", 5)
-    assert place(nearest_origin(found, "model.seq_len"))[0] == "gpt_tiny.yaml"  # type: ignore[index]
+    found = compose_tree([], Sources(tmp_path, "root")).origins
+    assert place(found.nearest("model.width")) == ("root.yaml", 5)
+    assert place(found.nearest("model.seq_len"))[0] == "gpt_tiny.yaml"  # type: ignore[index]
 
 
 def test_lines_of_a_shipped_file() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.settings.explain_setting import find_origins, nearest_origin
-from lmtrain.config.compose_run_settings import compose, compose_plain, expand_sweep
+from lmtrain.config.compose_run_settings import Sources, compose, compose_plain, compose_tree, expand_sweep
 from lmtrain.config.parse_and_apply_overrides import MAX_CHARACTERS, parse_overrides
 from lmtrain.config.settings_file import expand_settings_file, words_for_command
 from lmtrain.errors import MissingInputError, SettingsError, UsageError
@@ -85,9 +84,9 @@ def test_values_of_a_sweep_vary_what_the_file_says(mine: Path) -> None:
 
 def test_the_origin_of_a_value_is_the_line_of_the_file(mine: Path) -> None:
     mine.write_text("train:\n  seed: 7\ndata.valid_paths:\n  my set: x\n")
-    found = find_origins(expand_settings_file([str(mine), "optim.lr=3"]) or [])
+    found = compose_tree(expand_settings_file([str(mine), "optim.lr=3"]) or [], Sources()).origins
     for key, line, text in (("train.seed", 2, "7"), ("data.valid_paths.my set", 4, "x")):
-        origin = nearest_origin(found, key)
+        origin = found.nearest(key)
         assert origin is not None
         assert (origin.file, origin.line, origin.text) == (mine, line, text)
 
