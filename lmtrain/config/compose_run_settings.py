@@ -90,7 +90,7 @@ class Composed:
 
     @cached_property
     def origins(self) -> Origins:
-        """What set each setting."""
+        """The place that sets each setting."""
         # because: hydra is slow to import
         from lmtrain.config.compose_files_with_hydra import merged_files
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from lmtrain import units
 from lmtrain.cli.settings_keys.apply_advice import Command, fits
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.config.near_names import is_near
+from lmtrain.config.name_suggestions import is_near
 from lmtrain.errors import REFUSED_CODES, Way
 from tests.mistakes.grammar import Line, right_value, settings
 from tests.mistakes.runner import Outcome

@@ -201,7 +201,7 @@ def merge(trial: Trial, run: Run) -> None:
         for name in newest.weights.weights
     }
     saved = replace(newest, weights=replace(newest.weights, weights=weights, average={}))
-    trial.compare_weights(output, saved.weights)
+    trial.compare_weights(output, saved)
     new = replace(run, folder=output.with_name(f"{output.name}_run"), parent=saved, last=None, saved={}, damaged=set())
     typed = ["pretrain", *words(trial.world, newest.settings, new.folder, run.interval), f"checkpoint.resume={output}"]
     if not trial.faults:

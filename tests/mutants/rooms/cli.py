@@ -220,7 +220,7 @@ MUTANTS = [
     Mutant(
         name="model_of_init_from_replaces_that_of_an_own_root",
         file="lmtrain/cli/pretrain/init_from_settings_and_import.py",
-        function="defaults_of_init_from",
+        function="sources_of_run",
         old="if own_root or {",
         new="if {",
         breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, where the two "

@@ -7,9 +7,8 @@ import pytest
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.ideas_without_counterpart import idea_of
-from lmtrain.config.name_suggestions import SettingNames, closest_value, suggest_value, types_by_key
+from lmtrain.config.name_suggestions import SettingNames, closest_value, is_near, suggest_value, types_by_key
 from lmtrain.config.names_without_counterpart import sentence_about
-from lmtrain.config.near_names import is_near
 from lmtrain.errors import split_ways
 from lmtrain.train.run_config import RunConfig
 

@@ -23,9 +23,8 @@ from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_s
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices, names_data
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.ideas_without_counterpart import idea_of
-from lmtrain.config.name_suggestions import is_variable, types_by_key, union_members
+from lmtrain.config.name_suggestions import is_variable, nearest_name, types_by_key, union_members
 from lmtrain.config.names_without_counterpart import sentence_about, sentence_about_variable
-from lmtrain.config.near_names import nearest_name
 from lmtrain.config.parse_and_apply_overrides import named_values
 from lmtrain.similar_path import similar_path
 from lmtrain.train.run_config import RunConfig
