@@ -22,7 +22,6 @@ from lmtrain.config.settings_base import show
 from lmtrain.config.typed_words import typed_words, without_settings
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.data.store.cut_one_text import finer_split
-from lmtrain.data.training_data_by_source import excess_warnings
 from lmtrain.errors import DataError, SettingsError, split_ways, way
 from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
@@ -30,7 +29,7 @@ from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.startup_checks.preflight import check_machine
+from lmtrain.train.startup_checks.check_machine_and_processes import check_machine
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -120,6 +119,9 @@ class TextPreview:
                     source["epochs_in_stage"] *= self.share
                     epochs.append(source["epochs"])
             if self.data.max_epochs is not None:
+                # because: wrong settings are refused before it is imported
+                from lmtrain.data.training_data_by_source import excess_warnings
+
                 excess = excess_warnings({Path(self.data.path).name: max(epochs, default=0.0)}, self.data.max_epochs)
                 warnings = [*([facts["warning"]] if "warning" in facts else []), *excess]
                 facts |= {"warning": " ".join(warnings)} if warnings else {}

@@ -31,7 +31,7 @@ from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usag
 from lmtrain.cli.settings_keys.options_without_dashes import explain_words
 from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_about, is_own_key
 from lmtrain.cli.subcommands import ClickError
-from lmtrain.config.compose_run_settings import expand_sweep, group_choices
+from lmtrain.config.compose_run_settings import expand_sweep, group_choices, whole_sweep_in_ways
 from lmtrain.config.name_suggestions import is_variable
 from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.errors import (
@@ -284,7 +284,7 @@ def _check_run(params: Mapping[str, Any]) -> None:
     for config in _iter_runs(params):
         if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
             from lmtrain.cli.ranks.launch_ranks import ProcessOptions, detect_process
-            from lmtrain.train.startup_checks.preflight import check_machine
+            from lmtrain.train.startup_checks.check_machine_and_processes import check_machine
 
             processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])
             with contextlib.suppress(SettingsError):  # because: of what is missing on a machine, not in a line
@@ -294,7 +294,6 @@ def _check_run(params: Mapping[str, Any]) -> None:
 def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
     """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
     from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
-    from lmtrain.cli.pretrain.sweep import whole_sweep_in_ways
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")

@@ -11,6 +11,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -42,9 +43,11 @@ from lmtrain.errors import (
     join_few,
     leave_out,
     own,
+    settings_error,
     spelling_hint,
     split_ways,
     way,
+    with_other_ways,
 )
 
 if TYPE_CHECKING:
@@ -384,6 +387,28 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
             [f"The values of {join_few(keys)} make more than {MAX_RUNS} runs with -m. Give fewer values."]
         )
     return [list(combination) for combination in product(*options)]
+
+
+@contextmanager
+def whole_sweep_in_ways(run: Sequence[str], runs: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Context manager: if the settings `run` of one run of a sweep are refused, let the error's ways out replace its
+    value alone among the values that the settings `runs` of all runs give to a key.
+    """
+    own = dict(word.split("=", 1) for word in run if "=" in word)
+    values = {key: list(dict.fromkeys(word.partition("=")[2] for each in runs for word in each
+                                      if word.startswith(f"{key}="))) for key in own}  # fmt: skip
+
+    def among_all(word: str) -> str:
+        key, sign, new = word.partition("=")
+        listed = [new if value == own[key] else value for value in values.get(key, ())]
+        return f"{key}{sign}{','.join(dict.fromkeys(listed))}" if len(listed) > 1 else word
+
+    try:
+        yield
+    except (SettingsError, LayoutError) as error:
+        change = lambda each: each._replace(new=tuple(map(among_all, each.new)))  # noqa: E731
+        problems = [type(problem)(with_other_ways(problem, change)) for problem in error.marked_problems]
+        raise settings_error(problems) from error
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:

@@ -57,7 +57,7 @@ from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_prob
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
-from lmtrain.train.startup_checks.preflight import process_problems
+from lmtrain.train.startup_checks.check_machine_and_processes import process_problems
 from lmtrain.units import format_measure
 
 if TYPE_CHECKING:

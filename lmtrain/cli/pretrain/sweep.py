@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from lmtrain.cli.pretrain.print_dry_run_and_summary import print_plan_facts
 from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
-from lmtrain.config.compose_run_settings import expand_sweep
+from lmtrain.config.compose_run_settings import expand_sweep, whole_sweep_in_ways
 from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
 from lmtrain.config.settings_file import words_for_command
 from lmtrain.config.typed_words import without_settings
@@ -30,12 +29,9 @@ from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import (
     LayoutError,
     LmtrainError,
-    SettingsError,
     StoppedEarly,
     UsageError,
     join_few,
-    settings_error,
-    with_other_ways,
 )
 from lmtrain.runfolder.file_names import DATA, METRICS
 from lmtrain.runfolder.folder_reader import record_errors
@@ -47,7 +43,7 @@ from lmtrain.runtime.processes.command_watch import note_interrupt_received, wat
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests
 from lmtrain.train.run_config import RunConfig, read_run_config
-from lmtrain.train.startup_checks.preflight import process_problems
+from lmtrain.train.startup_checks.check_machine_and_processes import process_problems
 from lmtrain.units import format_count
 
 SUMMARY = "sweep.json"  # settings, state and results of each run, for scripts
@@ -190,28 +186,6 @@ def plan_runs(
             "folder for the new runs."
         )
     return jobs
-
-
-@contextmanager
-def whole_sweep_in_ways(run: Sequence[str], runs: Sequence[Sequence[str]]) -> Iterator[None]:
-    """Context manager: if the settings `run` of one run of a sweep are refused, let the error's ways out replace its
-    value alone among the values that the settings `runs` of all runs give to a key.
-    """
-    own = dict(word.split("=", 1) for word in run if "=" in word)
-    values = {key: list(dict.fromkeys(word.partition("=")[2] for each in runs for word in each
-                                      if word.startswith(f"{key}="))) for key in own}  # fmt: skip
-
-    def among_all(word: str) -> str:
-        key, sign, new = word.partition("=")
-        listed = [new if value == own[key] else value for value in values.get(key, ())]
-        return f"{key}{sign}{','.join(dict.fromkeys(listed))}" if len(listed) > 1 else word
-
-    try:
-        yield
-    except (SettingsError, LayoutError) as error:
-        change = lambda each: each._replace(new=tuple(map(among_all, each.new)))  # noqa: E731
-        problems = [type(problem)(with_other_ways(problem, change)) for problem in error.marked_problems]
-        raise settings_error(problems) from error
 
 
 def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]], RunConfig]) -> None:

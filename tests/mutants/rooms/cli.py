@@ -338,7 +338,7 @@ MUTANTS = [
     ),
     Mutant(
         name="advice_for_one_run_takes_the_place_of_the_whole_sweep",
-        file="lmtrain/cli/pretrain/sweep.py",
+        file="lmtrain/config/compose_run_settings.py",
         function="whole_sweep_in_ways.among_all",
         old="if len(listed) > 1 else word",
         new="if not listed else word",

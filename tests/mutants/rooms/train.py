@@ -241,7 +241,7 @@ MUTANTS = [
     ),
     Mutant(
         name="layout_is_said_to_need_the_processes_it_has",
-        file="lmtrain/train/startup_checks/preflight.py",
+        file="lmtrain/train/startup_checks/check_machine_and_processes.py",
         function="process_problems",
         old="{required} needs {layout.world_size}. {_sentence(ways)}",
         new="{required} needs {env.world_size}. {_sentence(ways)}",

@@ -27,7 +27,8 @@ from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks import preflight
-from lmtrain.train.startup_checks.preflight import check_checkpoint_size, check_port, check_run_folder
+from lmtrain.train.startup_checks.check_machine_and_processes import check_port
+from lmtrain.train.startup_checks.preflight import check_checkpoint_size, check_run_folder
 
 TOKENIZER = train_wordpiece(["a cat sat on a mat"], 40, lowercase=True)
 
