@@ -52,14 +52,14 @@ def recording() -> dict[str, Any]:
             if (place := statement(mutant)) is not None:
                 statements.setdefault(mutant.file, []).append([*place, number])
         elif mutant.file.startswith("csrc/"):
-            for file, place in _calls_of_helper():
+            for file, place in calls_of_helper():
                 statements.setdefault(file, []).append([*place, number])
         else:
             files.setdefault(mutant.file, []).append(number)
     return {"statements": statements, "files": files, "endings": sorted({Path(file).suffix for file in files})}
 
 
-def _calls_of_helper() -> list[tuple[str, tuple[int, int]]]:
+def calls_of_helper() -> list[tuple[str, tuple[int, int]]]:
     """Return the statements that call what csrc/ compiles to."""
     found = []
     for root in ("lmtrain", "data_tools"):
@@ -67,7 +67,7 @@ def _calls_of_helper() -> list[tuple[str, tuple[int, int]]]:
             file = str(path.relative_to(ROOT))
             lines = [line.strip() for line in path.read_text().splitlines()]
             for line in lines:
-                if re.search(r"\bnative\.lib\.\w+\(", line) and path.read_text().count(line) == 1:
+                if re.search(r"\bcompiled_helpers\.lib\b(?! is )", line) and path.read_text().count(line) == 1:
                     place = statement(Mutant(name="", file=file, function="", old=line, new="", breaks=""))
                     found += [(file, place)] if place is not None else []
     return found

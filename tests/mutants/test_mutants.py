@@ -10,6 +10,7 @@ import pytest
 from tests.mutants import places
 from tests.mutants.hook import with_notes
 from tests.mutants.mutant import DoesNotApplyError, Mutant, mutants_of, room_names
+from tests.mutants.record import calls_of_helper
 
 SOURCE = """
 LIMIT = 3
@@ -98,3 +99,8 @@ def test_a_function_notes_who_comes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(f)
     assert (f(1), f(None), f(0)) == (1, 2, 3)
     assert came == [7, 8, 8, 9]
+
+
+def test_the_callers_of_the_compiled_helper_are_found() -> None:
+    files = {file.rpartition("/")[2] for file, _ in calls_of_helper()}
+    assert {"crc32c.py", "bulk_encoding.py", "masked_language_samples.py", "text_from_json_lines.py"} <= files
