@@ -49,6 +49,7 @@ def step_of(built: ParallelModel) -> StepBatches:
 
 def gradients(built: ParallelModel) -> dict[str, Tensor]:
     built.forward_backward(step_of(built))
+    built.finish_gradients(None)
     return {name: p.grad for name, p in built.parameters.items() if p.grad is not None}
 
 

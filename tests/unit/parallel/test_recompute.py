@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,7 @@ def test_gradients_are_bit_for_bit_those_of_none(model: dict[str, Any]) -> None:
     [
         {"tp": 2},
         {"dp_shard": 2, "zero": 3},
+        {"tp": 2, "pp": 2, "sequence_parallel": False},  # a micro-batch is recomputed after the next one has begun
         *wide({"tp": 2, "sequence_parallel": False}, {"dp_shard": 2, "zero": 1}),
     ],
     ids=lambda parallel: "-".join(f"{key}{value}" for key, value in parallel.items()),
@@ -53,7 +55,8 @@ def test_gradients_are_bit_for_bit_those_of_none(model: dict[str, Any]) -> None:
 def test_on_a_layout_too(pool: Pool, parallel: dict[str, Any]) -> None:
     """Dropout included: shared noise, split noise and FSDP's gathers are as they were in the first forward."""
     arguments = {"recomputes": ALL[:3], "parallel": parallel, "model": {}}
-    assert pool.run("tests.unit.parallel.recomputing:different", 2, arguments) == [[], []]
+    num_ranks = math.prod(parallel.get(axis, 1) for axis in ("tp", "pp", "dp_shard"))
+    assert pool.run("tests.unit.parallel.recomputing:different", num_ranks, arguments) == [[]] * num_ranks
 
 
 @pytest.mark.slow
