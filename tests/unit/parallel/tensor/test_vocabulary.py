@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy
 from lmtrain.models.objectives.cross_entropy import count_hits as whole_hit_sum
+from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor_parallel import count_hits, cross_entropy_sum, label_scores
 from lmtrain.placement.layers_and_shards_of_ranks import part_shape
 from lmtrain.spec import Cut, Split
@@ -180,3 +181,12 @@ def test_labels_that_score_alike_and_padding_are_judged_as_on_one_process(
         assert np.abs(differences).max() < 1e-14
         assert best == expected
         assert 20 < sum(expected) < 200
+
+
+def test_the_sum_over_a_large_vocabulary_is_made_in_float64() -> None:
+    """Though the logits are fp32, as are their exponentials: a corpus adds millions of such scores."""
+    logits = torch.randn(40, 50_000, generator=torch.Generator().manual_seed(3)) * 4
+    labels = torch.arange(40)
+    found = label_scores(lambda some: some, logits, labels, Axis())[0]
+    right = -logits.double().log_softmax(-1)[torch.arange(40), labels]
+    assert (found - right).abs().max() < 4e-8  # 1.7e-7 by sums in fp32
