@@ -365,9 +365,10 @@ def test_the_map_is_kept_and_found_again(
     monkeypatch.setattr("lmtrain.data.samples.masked_language_samples._CACHED_FROM", 1)
     cache = IndexCache(tmp_path / "index")
 
-    def build(seed: int = 1, **values: Any) -> list[Any]:
+    def build(seed: int = 1, documents: range = range(3, 57), seq_len: int = 64, **values: Any) -> list[Any]:
         settings = MaskedSettings(path="a", **values)
-        return arrays(MaskedDataset(indexed, range(3, 57), 64, VOCABULARY, settings, seed, cache=cache).batch(ids))
+        dataset = MaskedDataset(indexed, documents, seq_len, VOCABULARY, settings, seed, cache=cache)
+        return arrays(dataset.batch(ids))
 
     ids = np.arange(30)
     expected = arrays(made(indexed).batch(ids))
@@ -376,4 +377,6 @@ def test_the_map_is_kept_and_found_again(
     assert build(seed=2) != expected
     assert build(short_share=0.5) != expected
     assert build(order="megatron") != expected
+    assert build(documents=range(2, 56)) != expected
+    assert build(seq_len=48) != expected
     assert build() == expected

@@ -187,14 +187,15 @@ def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:
 def test_large_indexes_are_kept(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_order, "_CACHED_FROM", 0)
     indexed, cache = make("a", [5, 3, 8, 2]), IndexCache(tmp_path / "cache")
-    for seed in (1, 1, 2):
-        kept, fresh = MegatronDataset(indexed, range(4), 4, 9, seed, cache=cache), MegatronDataset(
-            indexed, range(4), 4, 9, seed
-        )
+    first: tuple[range, int, int, int] = (range(4), 4, 9, 1)
+    others = [(range(3), 4, 9, 1), (range(1, 4), 4, 9, 1), (range(4), 3, 9, 1), (range(4), 4, 8, 1)]
+    others += [(range(4), 4, 9, 2)]
+    for inputs in [first, *others, first]:
+        kept, fresh = MegatronDataset(indexed, *inputs, cache=cache), MegatronDataset(indexed, *inputs)
         for name in ("document_index", "sample_index", "shuffle_index"):
             assert getattr(kept, name).tolist() == getattr(fresh, name).tolist()
             assert getattr(kept, name).dtype == getattr(fresh, name).dtype
-    assert len(list((tmp_path / "cache").glob("megatron-*"))) == 2
+    assert len(list((tmp_path / "cache").glob("megatron-*"))) == 6
 
 
 def test_documents_of_many_sequences_are_gone_through_by_sequence(tmp_path: Path) -> None:

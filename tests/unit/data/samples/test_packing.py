@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -141,12 +142,13 @@ def test_documents_without_a_label_are_no_data(make: Make) -> None:
 def test_a_large_packing_is_cached(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_CACHED_FROM", 0)
     indexed = make("a", [5, 9, 2, 2, 7])
-    for seq_len in (8, 8, 4):
-        kept = PackedDataset(indexed, range(5), seq_len, "best_fit", True, cache=IndexCache(tmp_path / "cache"))
-        fresh = PackedDataset(indexed, range(5), seq_len, "best_fit", True)
+    ranges = range(5), range(4), range(1, 5)
+    for documents, seq_len, kind in [*product(ranges, (8, 4), ("best_fit", "document"))] * 2:
+        kept = PackedDataset(indexed, documents, seq_len, kind, True, cache=IndexCache(tmp_path / "cache"))
+        fresh = PackedDataset(indexed, documents, seq_len, kind, True)
         for name in ("starts", "sizes", "bounds", "filled"):
             assert getattr(kept.packing, name).tolist() == getattr(fresh.packing, name).tolist()
-    assert len(list((tmp_path / "cache").glob("best_fit-*"))) == 2
+    assert len(list((tmp_path / "cache").glob("best_fit-*"))) == 6
 
 
 @settings(max_examples=20)
