@@ -60,7 +60,8 @@ def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMe
     """
     block, table = stage_weights(cases)
     folded = cases.schedule == Schedule.ZB_V  # the first rank has the first and the last stage
-    first_tables = np.where(((cases.pp == 1) | folded) & ~(cases.tied > 0), 2.0, 1.0)
+    # a weight that two stages of a rank share is there twice
+    first_tables = np.where(folded | ((cases.pp == 1) & ~(cases.tied > 0)), 2.0, 1.0)
     num_tables = (first_tables, np.zeros(len(cases)), np.where(folded, 0.0, 1.0))[position]
     ends = (
         np.where(folded, cases.last_stage, cases.first_stage),
