@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 
+from lmtrain.config.compose_run_settings import compose
 from lmtrain.parallel.device_and_precision_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.run_estimates.closed_form_memory import GIB
 from lmtrain.plan.run_estimates.simulate_pipeline import price_runs
@@ -19,6 +20,7 @@ from lmtrain.plan.search.predict_layout_cost import (
     too_large_results,
     why_slower,
 )
+from lmtrain.train.run_config import RunConfig
 from tests.unit.plan.planned_runs import planned
 from tests.unit.plan.ranked_run import LARGE, h100, ranked
 
@@ -64,6 +66,19 @@ def test_products_that_are_cut_to_tf32_are_a_share_of_its_peak() -> None:
     run = planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=True))
     (one,) = price_layouts([run], h100(), CostModel())
     assert one.mfu == pytest.approx(run.shape.flops_per_token() * one.tokens_per_s / (1024 * 494.7e12))
+
+
+def test_tokens_without_a_score_do_no_work_in_the_head() -> None:
+    """Of a masked model, in a plan as in a run."""
+    run = planned(scored_share=0.15)
+    (one,) = price_layouts([run], h100(), CostModel())
+    flops = run.shape.flops_per_token() - 0.85 * 6 * run.shape.width * run.shape.vocab_size
+    assert one.mfu == pytest.approx(flops * one.tokens_per_s / (1024 * 989.4e12))
+    bert = compose(RunConfig, ["model=bert_tiny", "data.path=x", "model.vocab_size=1000"])
+    share = bert.data.scored_share(bert.seq_len)
+    assert share < 0.2
+    head = 6 * bert.model.shape.width * 1000
+    assert bert.flops_per_token(bert.model) == pytest.approx(bert.model.shape.flops_per_token() - (1 - share) * head)
 
 
 def test_why_a_layout_lost_is_the_part_that_grew_most() -> None:
