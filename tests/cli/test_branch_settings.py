@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
+from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, inherited_settings, put_before_stages
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError
@@ -132,6 +132,8 @@ def test_ramp_up_and_restart_of_a_stage_belong_to_its_first_step() -> None:
     assert tree["stages"]["b"]["train"]["rampup"]["start"] == 4
     assert tree["stages"]["b"]["data"]["datasets"][0]["restart"] is True
     assert [*branch({}, of=of)[0]["stages"]] == ["a", "b"]
+    single = {"data": {"kind": "dataset", "path": "a", "restart": True}, "train": {"rampup": None, "seed": 2}}
+    assert inherited_settings(single) == {"data": {"kind": "dataset", "path": "a"}, "train": {"seed": 2}}
 
 
 @pytest.mark.parametrize("of", [(), ("stages.one.steps=30", "stages.two.steps=70", "stages.two.optim.lr=1e-4")])
