@@ -17,7 +17,9 @@ from lmtrain.parallel.pipeline.stage_to_stage_messages import (
     DirectionGroups,
     Header,
     Inbox,
+    Mailbox,
     MessageKey,
+    MessagePlan,
     Outbox,
     connect_pairs,
     message_pairs,
@@ -25,6 +27,7 @@ from lmtrain.parallel.pipeline.stage_to_stage_messages import (
 )
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import schedule_named
+from lmtrain.schedules.table import Kind
 from tests.layouts.workers import Pool
 
 Pair = tuple[int, int]
@@ -148,3 +151,26 @@ def test_stages_with_other_messages_are_told_so_however_alike_they_begin(pool: P
         assert "do not have the same batch: rank 0 sends " in words
         assert sent in words.partition("rank 1 expects")[0]
         assert f"rank 1 expects {EXPECTED}. Give" in words
+
+
+def told_of_another_micro_batch() -> str:
+    """Return the error that the second stage gets if the last of the first stage's three micro-batches has fewer rows
+    than its own.
+    """
+    mesh, table = build_mesh(Layout(pp=2), torch.device("cpu"), 60.0), schedule_named("1f1b").table(2, 1, 3)
+    forwards = [[action for action in row if action.kind is Kind.FORWARD] for row in table.actions]
+    groups = DirectionGroups(new_group(mesh.pp.ranks, 60.0, 4), new_group(mesh.pp.ranks, 60.0, 4))
+    shapes = [(4, 3, 2), (4, 3, 2), (4 if mesh.pp.index else 2, 3, 2)]
+    plan = MessagePlan.of(forwards, table.rank_of, mesh.pp.index)
+    mailbox = Mailbox(plan, shapes, torch.empty(0), mesh, groups, split_over_tp=False)
+    if mesh.pp.index == 0:
+        mailbox.outboxes[1].free_sent()
+        return ""
+    with pytest.raises(LayoutError) as refused:
+        mailbox.inboxes[0].receive(MessageKey(False, 1, 0))
+    return str(refused.value)
+
+
+def test_what_is_announced_counts_every_micro_batch(pool: Pool) -> None:
+    _, told = pool.run(f"{__name__}:told_of_another_micro_batch", 2)
+    assert "rank 0 sends 3 messages of [4, 3, 2] and other shapes, 60 numbers in all, float32, and rank 1" in told
