@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lmtrain.checkpoint.find_and_prune import DEFAULT_MEASURE
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet
 from lmtrain.checkpoint.weight_ema_settings import WeightAverageSettings
 from lmtrain.config.build_typed_settings import quantity
-from lmtrain.config.settings_base import Problem, Settings, problem_if, show
+from lmtrain.config.settings_base import Facts, Problem, Settings, problem_if, setting, show
 from lmtrain.errors import leave_out, own, way
 
 NEWEST_WORDS = ("auto", "latest", "last", "newest", "best", "true", "yes")  # for the checkpoint to resume from
@@ -21,6 +21,8 @@ _SAVE_AT_END = f"Use {way('.interval_steps=0')} to save at the end of the run, o
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Settings):
+    field_facts: ClassVar[Facts] = Facts(affects="nothing")
+
     interval_steps: int | None = quantity("count", default=500)  # 0: by time and at the end; None: never
     interval_s: float | None = quantity("seconds", default=DEFAULT_INTERVAL_S)  # and whenever so much time went by
     keep_last: int | Literal["all"] = field(
@@ -33,9 +35,12 @@ class CheckpointSettings(Settings):
     asynchronous: bool = True
     verify_after_save: bool = False  # read back from the disk before a checkpoint counts
     # auto, none, or the path of a checkpoint or run
-    resume: str = field(default="auto", metadata={"meant": {"true": "auto", "false": "none", "null": "auto"}})
+    resume: str = setting(
+        default="auto", path="checkpoint", metadata={"meant": {"true": "auto", "false": "none", "null": "auto"}}
+    )
     fallback: bool = False  # if the newest cannot be read, resume from the newest readable one before it
-    init_from: str | None = None  # the path of a checkpoint whose weights a new run starts from
+    # the path of a checkpoint whose weights a new run starts from
+    init_from: str | None = setting(default=None, path="checkpoint", affects="numbers")
     init_weights: WeightSet = "model"  # ema: the average that the checkpoint holds, in place of its weights
     ema: WeightAverageSettings = field(default_factory=WeightAverageSettings)  # an average of the weights, saved too
 

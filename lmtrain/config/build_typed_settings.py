@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from lmtrain import units
 from lmtrain.config.name_suggestions import ANOTHER_KIND, SettingNames, number_meant, suggest_value, union_members
 from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, named_values, override_text
-from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
+from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, setting, show
 from lmtrain.errors import (
     LayoutError,
     SettingsError,
@@ -56,16 +56,18 @@ def _type_hints(cls: Any) -> dict[str, Any]:
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
-    """Return a dataclass field that accepts numbers and human sizes.
+    """Return a dataclass field that accepts numbers and human sizes; the other arguments are those of `setting`.
 
     Usage: `steps: int = quantity("count", default=10)`.
     """
-    return dataclasses.field(metadata={"unit": unit}, **kwargs)
+    return setting(metadata={"unit": unit}, **kwargs)
 
 
-def required(way_out: str) -> Any:
-    """Return a dataclass field without a default. `way_out` is the advice to show if the setting is missing."""
-    return dataclasses.field(metadata={"way_out": way_out})
+def required(way_out: str, **facts: Any) -> Any:
+    """Return a dataclass field without a default. `way_out` is the advice to show if the setting is missing; `facts`
+    are those of `setting`.
+    """
+    return setting(metadata={"way_out": way_out}, **facts)
 
 
 S = TypeVar("S", bound=Settings)

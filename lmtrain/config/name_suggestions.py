@@ -21,7 +21,7 @@ from lmtrain.config.names_without_counterpart import (
     sentence_about,
     sentence_about_variable,
 )
-from lmtrain.config.settings_base import Choice, Settings, kinds
+from lmtrain.config.settings_base import Choice, Settings, classes_of, kinds
 from lmtrain.errors import leave_out, spelling_hint, way
 
 _KEY_BY_FOREIGN_NAME = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
@@ -278,7 +278,7 @@ def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]
     """Yield (dotted key, type hint) for every single setting of the class `cls` and of the settings classes nested in
     it, of all kinds if there is a choice. `path` is the dotted key of `cls` within the config, "" for the whole config.
     """
-    for kind_class in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
+    for kind_class in classes_of(cls):
         hints = typing.get_type_hints(kind_class)
         for field in dataclasses.fields(kind_class):
             key, hint = f"{path}.{field.name}" if path else field.name, hints[field.name]

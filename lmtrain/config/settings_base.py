@@ -3,6 +3,8 @@
 Every package declares its settings in a `*_settings.py` file. A package with alternatives (which model? which
 optimizer?) derives a base class from `Choice`; each alternative is a subclass with a `kind`. `kinds()` finds the
 subclasses in the package or in a package that `--plugin` names, so that no list has to be edited.
+
+Facts about a setting, such as that it is a path, stand beside its field, and `facts_of` finds them by the dotted key.
 """
 
 from __future__ import annotations
@@ -12,17 +14,44 @@ import hashlib
 import importlib
 import json
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass
+from functools import cache, reduce
+from operator import or_
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 from lmtrain.errors import LayoutProblem, SettingsError, UsageError, own, settings_error, with_own_key
 
 PLUGIN_FILES = ("_settings", "_schedule", "_task")  # endings of torch-free plugin files to import at start-up
 
 Check = tuple[bool, str, str, str]  # True if the value is wrong, the key, the rule, a way out
+
+
+class Facts(TypedDict, total=False):
+    """What holds of a setting whatever its value is. It stands beside the field, or in `field_facts` of its class for
+    all fields that do not say otherwise; `facts_of` finds it by the dotted key.
+    """
+
+    path: Literal["dataset", "tokenizer", "text", "checkpoint", "folder", "file"]  # it is a path, and this is there
+    per_stage: bool  # a training stage may set it for itself
+    # what another value changes. "numbers", which holds where this fact is left out: what is learned. "training": the
+    # same, but not what a model computes with given weights. "held_out": results of validation, and whether training
+    # data is held out for it. "measures": results of validation and evaluation alone. "nothing": no number
+    affects: Literal["numbers", "training", "held_out", "measures", "nothing"]
+    chosen_at_start: bool  # a start may choose it, by parallel.auto or from the tokenizer; what is learned is the same
+
+
+def setting(
+    *, default: Any = MISSING, default_factory: Any = MISSING, metadata: Mapping[str, Any] = MappingProxyType({}),
+    **facts: Unpack[Facts],
+) -> Any:  # fmt: skip
+    """Return a dataclass field with facts about the setting; the other arguments are those of `dataclasses.field`.
+
+    Usage: `table: str | None = setting(default=None, path="file")`.
+    """
+    return dataclasses.field(default=default, default_factory=default_factory, metadata={**metadata, "facts": facts})
 
 
 @dataclass(frozen=True)
@@ -75,6 +104,8 @@ def show(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
+    field_facts: ClassVar[Facts] = Facts()
+
     def __post_init__(self) -> None:
         problems = list(self.problems())
         if problems:
@@ -245,6 +276,55 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
                 both = " and ".join(sorted((first.__module__, cls.__module__)))
                 raise SettingsError([f"Two classes have kind={cls.kind}, in {both}. Rename the kind of the plugin."])
     return dict(sorted(classes.items()))
+
+
+def classes_of(base: type[Settings]) -> list[type[Settings]]:
+    """Return the classes that settings of `base` can have: its kinds if it is the base of a choice, else `base` alone.
+    """
+    return [*kinds(base).values()] if issubclass(base, Choice) and not base.kind else [base]
+
+
+def facts_of(base: type[Settings], key: str) -> Facts:
+    """Return the facts about the setting with the dotted `key`, such as "optim.lr" or "data.datasets[0].path", below
+    the settings class `base`; facts that are left out do not hold.
+
+    Facts of the group that holds it count unless the setting's own say otherwise, and those that one kind of a choice
+    states count for the settings of that name in all its kinds. For an unknown setting, return the facts of its group.
+    """
+    name, _, rest = re.sub(r"\[\d+\]", "", key).partition(".")
+    owners: list[tuple[Any, dataclasses.Field[Any]]] = [
+        (cls, field) for cls in classes_of(base) for field in dataclasses.fields(cls) if field.name == name
+    ]
+    inner = [
+        facts_of(inner, rest.partition(".")[2] if has_names else rest)
+        for cls, field in owners for inner, has_names in _settings_within(cls, name, field.metadata.get("group"))
+    ]  # fmt: skip
+    of_fields = [field.metadata.get("facts", {}) for _, field in owners]
+    facts: Facts = reduce(or_, [*(cls.field_facts for cls, _ in owners), *of_fields, *inner], base.field_facts)
+    return facts
+
+
+def changes_training(base: type[Settings], key: str) -> bool:
+    """Return whether another value of the setting with the dotted `key`, below the settings class `base`, can change
+    what is learned: by more than results of validation and evaluation.
+    """
+    return facts_of(base, key).get("affects") not in ("measures", "nothing")
+
+
+@cache  # because: type hints are slow to resolve, and a run has hundreds of settings
+def _settings_within(cls: Any, name: str, group: Any) -> list[tuple[type[Settings], bool]]:
+    """Return (settings class, whether it is in a dict, by a name) for each one that the field `name` of the settings
+    class `cls` holds; or `group` alone, the class that the field's metadata names, if it is not None.
+    """
+    return [*_settings_in(get_type_hints(cls)[name] if group is None else group)]
+
+
+def _settings_in(hint: Any, in_dict: bool = False) -> Iterator[tuple[type[Settings], bool]]:
+    """Yield what `_settings_within` returns for the type `hint`."""
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        yield hint, in_dict
+    for inner in get_args(hint):
+        yield from _settings_in(inner, in_dict or get_origin(hint) is dict)
 
 
 def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:

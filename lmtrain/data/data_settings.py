@@ -6,13 +6,13 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import quantity, required
-from lmtrain.config.settings_base import Check, Choice, Problem, Settings, problem_if, show
+from lmtrain.config.settings_base import Check, Choice, Facts, Problem, Settings, problem_if, setting, show
 from lmtrain.errors import example, fill_in, leave_out, own, way
 from lmtrain.runfolder.tensorboard_metric_names import RESERVED_DOMAINS
 
@@ -33,6 +33,7 @@ class DataChoice(Choice):
     """Settings that every kind of data has."""
 
     package = "lmtrain.data"
+    field_facts: ClassVar[Facts] = Facts(per_stage=True)
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -48,19 +49,19 @@ class DataChoice(Choice):
         """Names of the datasets of the blend that validation reads; empty if it reads no blend."""
         return ()
 
-    tokenizer: str | None = None
-    valid_paths: dict[str, str] = field(default_factory=dict)
+    tokenizer: str | None = setting(default=None, path="tokenizer", per_stage=False)
+    valid_paths: dict[str, str] = setting(default_factory=dict, path="dataset", affects="held_out")
     split: tuple[float, ...] = (0.98, 0.02, 0.0)
     train_on_held_out: bool = False
     document_mask: bool = False
     packing: Literal["concatenate", "document", "best_fit"] = "concatenate"
     order: Literal["own", "megatron"] = "own"
-    megatron_samples: int | None = quantity("count", default=None)
-    first_sample: int = quantity("count", default=0)
-    index_dir: str | None = None
-    verify: Literal["read", "full", "none"] = "read"
-    max_epochs: float | None = None
-    prefetch_steps: int = 2
+    megatron_samples: int | None = quantity("count", default=None, per_stage=False)
+    first_sample: int = quantity("count", default=0, per_stage=False)
+    index_dir: str | None = setting(default=None, path="folder", affects="nothing")
+    verify: Literal["read", "full", "none"] = setting(default="read", affects="nothing")
+    max_epochs: float | None = setting(default=None, affects="nothing")
+    prefetch_steps: int = setting(default=2, affects="nothing")
 
     def problems_without_validation(self) -> Iterator[Problem]:
         """Yield a problem for each setting of validation data that is set. Only for a run that does not validate, which
@@ -121,15 +122,16 @@ class DataSettings(DataChoice):
 
     kind = "dataset"
 
-    path: str = required(_PATH_OR_TEXT)  # the prefix of the dataset, which is the path of its .bin without the suffix
-    valid_path: str | None = None
+    # the prefix of the dataset, which is the path of its .bin without the suffix
+    path: str = required(_PATH_OR_TEXT, path="dataset")
+    valid_path: str | None = setting(default=None, path="dataset", affects="held_out")
     restart: bool = False
-    text: str | tuple[str, ...] | None = None
-    text_suffixes: tuple[str, ...] = ()
-    text_key: str = "text"
-    text_split: Literal["file", "blank-line", "line"] = "file"
-    text_limit: int = quantity("bytes", default=1 << 30)
-    text_dir: str | None = None
+    text: str | tuple[str, ...] | None = setting(default=None, path="text", per_stage=False)
+    text_suffixes: tuple[str, ...] = setting(default=(), per_stage=False)
+    text_key: str = setting(default="text", per_stage=False)
+    text_split: Literal["file", "blank-line", "line"] = setting(default="file", per_stage=False)
+    text_limit: int = quantity("bytes", default=1 << 30, per_stage=False)
+    text_dir: str | None = setting(default=None, path="folder", per_stage=False, affects="nothing")
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -174,8 +176,9 @@ class DataSettings(DataChoice):
 class BlendPart(Settings):
     """Settings of one dataset in a blend: its path, exactly one of weight, tokens and epochs, and its name."""
 
-    path: str  # the prefix of a dataset, which is the path of its .bin without the suffix
-    name: str | None = None  # the name of its loss; null for the last part of the path
+    path: str = setting(path="dataset")  # the prefix of a dataset, which is the path of its .bin without the suffix
+    # the name of its loss; null for the last part of the path
+    name: str | None = setting(default=None, affects="measures")
     weight: float | None = None
     tokens: int | None = quantity("count", default=None)
     epochs: float | None = None
@@ -235,7 +238,7 @@ class BlendSettings(DataChoice):
     kind = "blend"
 
     datasets: tuple[BlendPart, ...] = ()
-    valid_datasets: tuple[BlendPart, ...] = ()
+    valid_datasets: tuple[BlendPart, ...] = setting(default=(), affects="held_out")
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

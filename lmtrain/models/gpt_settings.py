@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from lmtrain.config.settings_base import Problem, show
+from lmtrain.config.settings_base import Problem, setting, show
 from lmtrain.errors import leave_out, own, way
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import (
@@ -66,7 +66,8 @@ class GPTSettings(RotarySettings, TransformerSettings):
     logit_scale: float = 1.0  # factor of the logits
     attention_cap: float | None = None  # attention scores s become cap x tanh(s / cap); None: no cap
     logit_cap: float | None = None  # logits z become cap x tanh(z / cap), after logit_scale; None: no cap
-    z_loss: float = 0.0  # factor of the mean of logsumexp(logits)^2, which is added to the loss that training minimizes
+    # factor of the mean of logsumexp(logits)^2, which is added to the loss that training minimizes
+    z_loss: float = setting(default=0.0, affects="training")
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from lmtrain.config.settings_base import Choice, Problem
+from lmtrain.config.settings_base import Choice, Problem, facts_of, setting
 from lmtrain.errors import SettingsError, own
 from lmtrain.layout import divisors, format_choices
 from lmtrain.spec import Cut, Cuts, LanguageModel, LayerKind, ModelShape, Split, Tie
@@ -23,7 +23,6 @@ from lmtrain.spec import Cut, Cuts, LanguageModel, LayerKind, ModelShape, Split,
 Shape = tuple[int, ...]
 NORM_PARTS = ("weight", "bias")  # of a layer norm
 POSITIONS = "embedding.position.weight"  # a table of learned positions
-_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "z_loss")  # they change no weight's shape and no output
 # sizes for which null means a default that other models state explicitly
 _SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 
@@ -131,11 +130,13 @@ def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
 
 def differing_keys(model: ModelSettings, other: ModelSettings) -> list[str]:
     """Return the keys of `other` whose values in `model` differ, so that the same weights would give other outputs in
-    the two models. Keys that change no output are left out: those without an effect in `other`, and those that only
-    training reads, such as dropout.
+    the two models. Keys that change no output are left out: those without an effect in `other`, those that only
+    training reads, such as dropout, and paths.
     """
     values, other_values = with_explicit_sizes(model), with_explicit_sizes(other)
-    ignored = {*_IGNORED_KEYS, *(problem.key for problem in other.unused())}
+    facts = {key: facts_of(ModelSettings, key) for key in other_values}
+    ignored = {key for key in other_values if "path" in facts[key] or facts[key].get("affects") == "training"}
+    ignored |= {problem.key for problem in other.unused()}
     if POSITIONS not in other.weights():
         ignored |= {"seq_len", "num_positions"}  # because: rotary positions have no table that limits the length
     elif "num_positions" in other_values:
@@ -193,13 +194,13 @@ class TransformerSettings(ModelSettings):
     width: int
     num_heads: int
     ffn_width: int | None = None  # None: 4 x width
-    vocab_size: int | None = None  # None: the tokenizer's
-    vocab_multiple: int = 128
-    seq_len: int
+    vocab_size: int | None = setting(default=None, chosen_at_start=True)  # None: the tokenizer's
+    vocab_multiple: int = setting(default=128, affects="training")
+    seq_len: int = setting(per_stage=True)
     num_positions: int | None = None  # rows of the learned table of positions; None: seq_len
     norm_eps: float = 1e-5
-    dropout: float = 0.0
-    init_std: float = 0.02
+    dropout: float = setting(default=0.0, per_stage=True, affects="training")
+    init_std: float = setting(default=0.02, affects="training")
 
     @property
     def ffn(self) -> int:

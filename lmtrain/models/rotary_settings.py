@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from lmtrain.config.settings_base import Problem, Settings, problem_if, show
+from lmtrain.config.settings_base import Problem, Settings, problem_if, setting, show
 from lmtrain.errors import example, leave_out, own, way
 
 # The keys that each scaling reads.
@@ -24,10 +24,13 @@ _READ_BY = {
                  "rotary_attention_factor"),
 }  # fmt: skip
 _SCALING_KEYS = tuple(dict.fromkeys(key for keys in _READ_BY.values() for key in keys))
-# The keys of angles, which change when a model goes on with longer texts; rotary_share stays.
-ANGLE_KEYS = ("rotary_base", "local_rotary_base", "rotary_scaling", *_SCALING_KEYS)
 
 _MAX_WIDER = 1024  # numbers by which a head may be wider than it is, in the advice on its width
+
+
+def _angle(default: Any) -> Any:
+    """Return a field of a setting that decides angles, which stages may set, as they go on with longer texts."""
+    return setting(default=default, per_stage=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +41,23 @@ class RotarySettings(Settings):
         "rotary_beta_slow",
     )  # fmt: skip
 
-    rotary_base: float = 10000.0
-    local_rotary_base: float | None = None  # rotary_base of layers with a window, without scaling; None: as the others
+    rotary_base: float = _angle(10000.0)
+    # rotary_base of layers with a window, without scaling; None: as the others
+    local_rotary_base: float | None = _angle(None)
     rotary_share: float = 1.0  # share of a head's numbers that are turned, from its first
-    rotary_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"  # of the angles, for longer texts
-    rotary_factor: float = 1.0  # how many times longer texts are than those of the original training
-    rotary_original_len: int | None = None  # tokens of the original training's texts
-    rotary_low_factor: float = 1.0  # llama3: frequencies below so many turns in rotary_original_len are divided
-    rotary_high_factor: float = 4.0  # llama3: frequencies above so many turns in rotary_original_len stay
-    rotary_beta_fast: float = 32.0  # yarn: frequencies above so many turns in rotary_original_len stay
-    rotary_beta_slow: float = 1.0  # yarn: frequencies below so many turns in rotary_original_len are divided
-    rotary_rounds: bool = True  # yarn: whether the range of frequencies scaled in part is rounded to whole numbers
-    rotary_attention_factor: float | None = None  # factor of cosines and sines; None: by the paper's formula
-    rotary_short_factors: tuple[float, ...] | None = None  # longrope: divisors up to rotary_original_len
-    rotary_long_factors: tuple[float, ...] | None = None  # longrope: divisors for longer texts
+    # of the angles, for longer texts
+    rotary_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = _angle("none")
+    rotary_factor: float = _angle(1.0)  # how many times longer texts are than those of the original training
+    rotary_original_len: int | None = _angle(None)  # tokens of the original training's texts
+    rotary_low_factor: float = _angle(1.0)  # llama3: frequencies below so many turns in rotary_original_len are divided
+    rotary_high_factor: float = _angle(4.0)  # llama3: frequencies above so many turns in rotary_original_len stay
+    rotary_beta_fast: float = _angle(32.0)  # yarn: frequencies above so many turns in rotary_original_len stay
+    rotary_beta_slow: float = _angle(1.0)  # yarn: frequencies below so many turns in rotary_original_len are divided
+    # yarn: whether the range of frequencies scaled in part is rounded to whole numbers
+    rotary_rounds: bool = _angle(True)
+    rotary_attention_factor: float | None = _angle(None)  # factor of cosines and sines; None: by the paper's formula
+    rotary_short_factors: tuple[float, ...] | None = _angle(None)  # longrope: divisors up to rotary_original_len
+    rotary_long_factors: tuple[float, ...] | None = _angle(None)  # longrope: divisors for longer texts
 
     @property
     def keys_of_scaling(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from lmtrain.config.settings_base import Choice, Problem
+from lmtrain.config.settings_base import Choice, Problem, setting
 from lmtrain.errors import own
 
 
@@ -19,9 +19,9 @@ from lmtrain.errors import own
 class OptimSettings(Choice):
     package: ClassVar[str] = "lmtrain.optim"
 
-    lr: float  # the peak learning rate, which a schedule multiplies by a factor in [0, 1]
-    weight_decay: float = 0.1
-    clip_norm: float | None = 1.0
+    lr: float = setting(per_stage=True)  # the peak learning rate, which a schedule multiplies by a factor in [0, 1]
+    weight_decay: float = setting(default=0.1, per_stage=True)
+    clip_norm: float | None = setting(default=1.0, per_stage=True)
 
     def problems(self) -> Iterator[Problem]:
         clips = [f"{own('1.0')}", f"{own('null')} for none"]

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import quantity
-from lmtrain.config.settings_base import Choice, Problem, problem_if
+from lmtrain.config.settings_base import Choice, Facts, Problem, problem_if
 from lmtrain.errors import own
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings(Choice):
     package: ClassVar[str] = "lmtrain.optim"
+    field_facts: ClassVar[Facts] = Facts(per_stage=True)
 
     warmup_steps: int = quantity("count", default=0)
 

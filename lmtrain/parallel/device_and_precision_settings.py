@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import quantity
-from lmtrain.config.settings_base import Choice, Problem, Settings, problem_if, show
+from lmtrain.config.settings_base import Choice, Facts, Problem, Settings, problem_if, show
 from lmtrain.errors import own, way
 from lmtrain.placement.parallel_settings import ParallelSettings, whole_backward_schedule, why_not_compiled
 
@@ -93,6 +93,7 @@ class Fp16Settings(PrecisionSettings):
 @dataclass(frozen=True, kw_only=True)
 class RecomputeSettings(Choice):
     package: ClassVar[str] = "lmtrain.parallel"
+    field_facts: ClassVar[Facts] = Facts(per_stage=True, chosen_at_start=True)
 
     @property
     def words(self) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
+from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Facts, Problem, Settings, kinds, problem_if, setting
 from lmtrain.errors import SettingsError, leave_out, own, settings_error, spelling_hint, way
 from lmtrain.layout import Layout, divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
@@ -28,6 +28,8 @@ ONE_PROCESS = "one process"  # the layout of a single process, as results and ta
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings(Settings):
+    field_facts: ClassVar[Facts] = Facts(chosen_at_start=True)
+
     auto: bool = False  # the planner chooses the settings below, the micro-batch and recompute
     pp: int = 1
     vp: int = 1
@@ -39,7 +41,7 @@ class ParallelSettings(Settings):
     sequence_parallel: bool = True
     schedule: str = field(default="1f1b", metadata={"kinds": PipelineSchedule})  # with pp: the pipeline schedule
     balance: Literal["layers", "cost"] = "layers"  # with pp: the quantity that is equal over stages
-    timeout_s: float = 600.0
+    timeout_s: float = setting(default=600.0, affects="nothing")
 
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(*(self.at_least(1, axis) for axis in AXES))

@@ -6,7 +6,6 @@ checked itself by the time `RunConfig` exists; rules_between_settings.py has the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, kinds, problem_if
+from lmtrain.config.settings_base import AdjustedDefault, Problem, Settings, facts_of, kinds, problem_if
 from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.data.data_settings import DataChoice, DataSettings
 from lmtrain.errors import (
@@ -53,11 +52,6 @@ from lmtrain.train.rules_between_settings import (
 from lmtrain.train.run_stage_settings import StageSettings, name_problems
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 from lmtrain.units import plural
-
-_PATH_KEYS = (
-    r"(?:stages\.[^.]+\.)?data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir|text|text_dir)|"
-    r"(?:stages\.[^.]+\.)?eval\.tasks\.data|checkpoint\.(?:resume|init_from)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,8 +521,9 @@ def _prefix_paths(folder: Path, key: str, setting: Any) -> Any:
         return {name: _prefix_paths(folder, f"{key}.{name}", item) for name, item in setting.items()}
     if isinstance(setting, list):
         return [_prefix_paths(folder, key, item) for item in setting]
-    is_path = isinstance(setting, str) and re.fullmatch(_PATH_KEYS, key)
-    if not is_path or (key == "checkpoint.resume" and setting in ("auto", "none")):
+    if not isinstance(setting, str) or not facts_of(RunConfig, key).get("path"):
+        return setting
+    if key == "checkpoint.resume" and setting in ("auto", "none"):
         return setting
     if key == "data.text" and setting.startswith("~"):
         return setting  # because: it begins in the user's home

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, fields
 from itertools import chain, count
 from typing import Any
 
 from lmtrain.config.build_typed_settings import quantity
 from lmtrain.config.parse_and_apply_overrides import override_text
-from lmtrain.config.settings_base import Choice, Problem, Settings, kinds, problem_if
+from lmtrain.config.settings_base import Problem, Settings, classes_of, facts_of, kinds, problem_if, setting
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.errors import join_few, leave_out, spelling_hint, way
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.models.rotary_settings import ANGLE_KEYS
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.device_and_precision_settings import RecomputeSettings
@@ -26,25 +24,6 @@ from lmtrain.train.train_settings import EvalSettings, TrainSettings
 
 LENGTHS = ("steps", "tokens", "samples")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-# keys of a group that a stage may set; an empty tuple stands for all of them
-STAGE_KEYS: dict[str, tuple[str, ...]] = {
-    "data": (),
-    "model": ("seq_len", "dropout", *ANGLE_KEYS),
-    "train": ("global_batch", "micro_batch", "rampup"),
-    "optim": ("lr", "weight_decay", "clip_norm"),
-    "recompute": (),
-    "schedule": (),
-    "eval": (),
-}
-GROUPS: dict[str, type[Settings]] = {
-    "data": DataChoice, "model": ModelSettings, "train": TrainSettings, "optim": OptimSettings,
-    "recompute": RecomputeSettings, "schedule": ScheduleSettings, "eval": EvalSettings,
-}  # fmt: skip
-# keys of `data` that belong to the run as a whole
-RUN_DATA = (
-    "text", "text_suffixes", "text_key", "text_split", "text_limit", "text_dir", "first_sample", "megatron_samples",
-    "tokenizer",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +35,22 @@ class StageSettings(Settings):
     steps: int | None = quantity("count", default=None)  # the length, in steps
     tokens: int | None = quantity("count", default=None)  # the length, in tokens; rounded up to whole steps
     samples: int | None = quantity("count", default=None)  # the length, in samples; rounded up to whole steps
-    stop_after: bool = False  # stop at the end of the stage, with exit code 75; the same command goes on
-    data: dict[str, Any] = field(default_factory=dict)  # keys of `data`, except `text*`; another kind keeps shared keys
-    model: dict[str, Any] = field(default_factory=dict)  # `seq_len`, `dropout` and rotary angles but `rotary_share`
-    train: dict[str, Any] = field(default_factory=dict)  # `global_batch`, `micro_batch` and `rampup`
-    optim: dict[str, Any] = field(default_factory=dict)  # `lr`, `weight_decay` and `clip_norm`
-    recompute: dict[str, Any] = field(default_factory=dict)  # a choice of its own, as in recompute=full
-    schedule: dict[str, Any] = field(default_factory=dict)  # one of its own, as in schedule=linear
-    eval: dict[str, Any] = field(default_factory=dict)  # any settings of `eval`
+    # stop at the end of the stage, with exit code 75; the same command goes on
+    stop_after: bool = setting(default=False, affects="nothing")
+    # keys of `data`, except `text*`; another kind keeps shared keys
+    data: dict[str, Any] = setting(default_factory=dict, metadata={"group": DataChoice})
+    # `seq_len`, `dropout` and rotary angles but `rotary_share`
+    model: dict[str, Any] = setting(default_factory=dict, metadata={"group": ModelSettings})
+    # `global_batch`, `micro_batch` and `rampup`
+    train: dict[str, Any] = setting(default_factory=dict, metadata={"group": TrainSettings})
+    # `lr`, `weight_decay` and `clip_norm`
+    optim: dict[str, Any] = setting(default_factory=dict, metadata={"group": OptimSettings})
+    # a choice of its own, as in recompute=full
+    recompute: dict[str, Any] = setting(default_factory=dict, metadata={"group": RecomputeSettings})
+    # one of its own, as in schedule=linear
+    schedule: dict[str, Any] = setting(default_factory=dict, metadata={"group": ScheduleSettings})
+    # any settings of `eval`
+    eval: dict[str, Any] = setting(default_factory=dict, metadata={"group": EvalSettings})
 
     def problems(self) -> Iterator[Problem]:
         given = [key for key in LENGTHS if getattr(self, key) is not None]
@@ -75,10 +62,9 @@ class StageSettings(Settings):
             f"{without_others}." if given else "Give one of them, as in steps=N or tokens=N.",
         )  # fmt: skip
         yield from self.checked(*(self.at_least(1, key) for key in LENGTHS))
-        for group, keys in STAGE_KEYS.items():
-            values = getattr(self, group)
-            for key in values if keys else ():
-                yield from () if key in keys else _foreign_key_problem(group, key, values[key])
+        for group, values in self.overrides().items():
+            for key in values if group != "data" else ():
+                yield from () if stage_may_set(f"{group}.{key}") else _foreign_key_problem(group, key, values[key])
         for group in ("recompute", "schedule"):
             values = getattr(self, group)
             yield from problem_if(
@@ -86,16 +72,17 @@ class StageSettings(Settings):
                 f"is missing, and a stage sets its whole {group} or nothing of it",
                 f"Add its kind, as {way(f'.{group}.kind={_kind_with(group, values)}')}.",
             )  # fmt: skip
-        for key in RUN_DATA:
+        for key, value in self.data.items():
+            is_of_run = not stage_may_set(f"data.{key}")
             yield from problem_if(
-                key in self.data, f"data.{key}", self.data.get(key), "belongs to the run and not to one of its stages",
-                f"Set {_for_whole_run('data', key, self.data.get(key))} for the whole run." if key[:4] != "text"
+                is_of_run, f"data.{key}", value, "belongs to the run and not to one of its stages",
+                f"Set {_for_whole_run('data', key, value)} for the whole run." if key[:4] != "text"
                 else "Make a dataset of the text with `lmtrain preprocess`, and give data.path=PREFIX.",
             )  # fmt: skip
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Return the settings that this stage gives, by group; groups of which it gives none are left out."""
-        return {group: values for group in STAGE_KEYS if (values := getattr(self, group))}
+        return {group: values for group in GROUPS if (values := getattr(self, group))}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what this stage gives, without the keys that it leaves to the run."""
@@ -117,27 +104,22 @@ class StageSettings(Settings):
         return result
 
 
+# group of a run's settings of which a stage may give some -> its class
+GROUPS: dict[str, type[Settings]] = {
+    entry.name: entry.metadata["group"] for entry in fields(StageSettings) if "group" in entry.metadata
+}
+
+
 def stage_may_set(key: str) -> bool:
     """Return True if a stage may set the run's dotted `key`, such as optim.lr, for itself."""
-    group, _, name = key.partition(".")
-    name = name.partition(".")[0]
-    if group == "data" and name in RUN_DATA:
-        return False
-    return group in STAGE_KEYS and (not STAGE_KEYS[group] or name in STAGE_KEYS[group])
-
-
-@cache
-def _keys_of(group: str) -> set[str]:
-    """Return the names of all settings that any kind of the settings group `group`, such as "data", has, and "kind"."""
-    base = GROUPS[group]
-    classes = kinds(base).values() if issubclass(base, Choice) and not base.kind else [base]
-    return {"kind", *(f.name for cls in classes for f in fields(cls))}
+    return facts_of(StageSettings, key).get("per_stage", False)
 
 
 def _foreign_key_problem(group: str, key: str, value: Any) -> Iterator[Problem]:
     """Yield the problem with a stage's setting `key` of `group`, which a stage may not set, or which is none."""
-    keys, name = STAGE_KEYS[group], f"{group}.{key}"
-    if key in _keys_of(group):
+    names = dict.fromkeys(entry.name for cls in classes_of(GROUPS[group]) for entry in fields(cls))
+    keys, name = [each for each in names if stage_may_set(f"{group}.{each}")], f"{group}.{key}"
+    if key in names or key == "kind":
         allowed = join_few([f"{group}.{each}" for each in keys])
         way_out = f"Set {_for_whole_run(group, key, value)} for the whole run; a stage may set {allowed}."
         yield Problem(name, value, "cannot differ between the stages of a run", way_out)

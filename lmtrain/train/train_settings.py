@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lmtrain.config.build_typed_settings import quantity
-from lmtrain.config.settings_base import Problem, Settings, problem_if, show
+from lmtrain.config.settings_base import Facts, Problem, Settings, problem_if, setting, show
 from lmtrain.data.batch_size_per_step import BatchPlan
 from lmtrain.errors import example, leave_out, own, way
 from lmtrain.placement.batch_rampup_settings import RampUpSettings
@@ -29,12 +29,12 @@ _TIMES = ("time_limit", "time_between_failures")
 class TrainSettings(Settings):
     steps: int | None = quantity("count", default=None)
     tokens: int | None = quantity("count", default=None)
-    global_batch: int
-    micro_batch: int
-    rampup: RampUpSettings | None = None
+    global_batch: int = setting(per_stage=True)
+    micro_batch: int = setting(per_stage=True, chosen_at_start=True)
+    rampup: RampUpSettings | None = setting(default=None, per_stage=True)
     seed: int = 1234
-    valid_interval_steps: int = quantity("count", default=0)
-    valid_samples: int = quantity("count", default=256)
+    valid_interval_steps: int = quantity("count", default=0, affects="held_out")
+    valid_samples: int = quantity("count", default=256, affects="measures")
 
     def problems(self) -> Iterator[Problem]:
         rule = f"and train.tokens={show(self.tokens)}: exactly one of them must be set"
@@ -54,6 +54,8 @@ class TrainSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ObserveSettings(Settings):
+    field_facts: ClassVar[Facts] = Facts(affects="nothing")
+
     log_interval_steps: int = quantity("count", default=1)
     tensorboard: bool = True
     wandb: Literal["none", "offline", "online"] = "none"
@@ -104,7 +106,9 @@ def _nearest_window(steps: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
-    dir: str
+    field_facts: ClassVar[Facts] = Facts(affects="nothing")
+
+    dir: str  # without the fact `path`, because the run is not read there: it is the run, for all its processes
     time_limit: float | None = quantity("seconds", default=None)  # from the start of the command
     time_between_failures: float | None = quantity("seconds", default=None)  # the dry run's assumption
 
@@ -126,7 +130,7 @@ class EvalTask(Settings):
     """An evaluation task, the file it reads, and the name of its measures if that differs from the task's."""
 
     task: str  # a name from `lmtrain eval --list`
-    data: str  # the file to read, or a dataset's prefix
+    data: str = setting(path="text")  # the file to read, or a dataset's prefix
     name: str | None = None  # name of the measures; null for the task's name
 
     @property
@@ -145,6 +149,8 @@ class EvalTask(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(Settings):
+    field_facts: ClassVar[Facts] = Facts(per_stage=True, affects="measures")
+
     tasks: tuple[EvalTask, ...] = ()
     interval_steps: int = quantity("count", default=0)
     batch_size: int = _EVAL_BATCH

@@ -6,15 +6,17 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from lmtrain.cli.settings_keys.shell_completion import _Completer, _rejoin_words
 from lmtrain.config.compose_run_settings import group_choices
-from lmtrain.models.rotary_settings import ANGLE_KEYS
+from lmtrain.models.rotary_settings import RotarySettings
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"
+ANGLES = {field.name for field in fields(RotarySettings)} - {"rotary_share"}
 MOST_CPU_S = 1.0  # 0.3 on an idle core; a neighbour on both cores doubles it, and torch alone takes two
 
 
@@ -57,7 +59,7 @@ def test_groups_and_parts_for_zsh_with_their_help() -> None:
         (["stages.decay.steps=5"], "stages.d", {"stages.decay."}),
         ([], "stages.x=d", {"stages.x=decay"}),
         ([], "stages.x.s", {"stages.x.steps=", "stages.x.samples=", "stages.x.stop_after=", "stages.x.schedule="}),
-        ([], "stages.x.model.", {f"stages.x.model.{key}=" for key in ("seq_len", "dropout", *ANGLE_KEYS)}),
+        ([], "stages.x.model.", {f"stages.x.model.{key}=" for key in ("seq_len", "dropout", *ANGLES)}),
         ([], "stages.x.data.text", set()),  # a dataset is made of a text for the whole run
         ([], "stages.x.schedule=l", {"stages.x.schedule=linear"}),
         ([], "stages.x.stop_after=t", {"stages.x.stop_after=true"}),

@@ -229,7 +229,8 @@ def _settings_there(there: RunConfig, parent: RunConfig, step: int, name: str) -
     is after `step` steps, by the settings `there` of that checkpoint. They include that step's learning rate, and
     settings of the optimizer, that differ from those of the run's last start, `parent`.
     """
-    from lmtrain.cli.pretrain.training_stages_of_branch import CHANGEABLE_OPTIM, inherited_settings
+    from lmtrain.cli.pretrain.training_stages_of_branch import inherited_settings
+    from lmtrain.train.run_stage_settings import stage_may_set
 
     stage = there.stage_at(step - 1)
     given = there.stages[stage.stage_name].overrides() if there.stages else {}
@@ -238,11 +239,11 @@ def _settings_there(there: RunConfig, parent: RunConfig, step: int, name: str) -
             yield f"stages.{name}.{group}={_literal(values)}"
             continue
         for key, value in values.items():
-            if group != "optim" or key not in CHANGEABLE_OPTIM:
+            if group != "optim":
                 yield f"stages.{name}.{group}.{key}={_literal(value)}"
     reached = stage.optim.to_dict() | {"lr": stage.learning_rate(step - 1)}
-    for key in CHANGEABLE_OPTIM:
-        if reached[key] != parent.optim.to_dict()[key]:
+    for key, value in parent.optim.to_dict().items():
+        if stage_may_set(f"optim.{key}") and reached[key] != value:
             yield f"stages.{name}.optim.{key}={f'{reached[key]:.6g}' if key == 'lr' else _literal(reached[key])}"
 
 

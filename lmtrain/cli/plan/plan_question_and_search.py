@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import yaml
@@ -79,7 +79,7 @@ PLAN_WORDS = ("hardware", "gpus", "tokens")
 USUAL_TOKENS = 4 * 2**20  # tokens of a batch if none is given, as is usual for models of some billion weights
 USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, assumed if the tokenizer is not known
 _OTHER_VOCABS = (32_000, 128_256)
-_LAYOUT_KEYS = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
+_LAYOUT_KEYS = [entry.name for entry in fields(ParallelSettings) if entry.name not in ("timeout_s", "auto")]
 Span = tuple[float, float]  # (lowest, highest)
 _FASTEST_SAVE_S = 1.0  # the shortest interruption of training by a save: less is hard to measure
 _NUM_TOO_LARGE = 3

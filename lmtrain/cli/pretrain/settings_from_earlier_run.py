@@ -29,7 +29,7 @@ from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_befo
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import Rewrite, Sources, compose, group_choices
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
-from lmtrain.config.settings_base import show
+from lmtrain.config.settings_base import facts_of, show
 from lmtrain.config.strict_yaml import MAX_BYTES
 from lmtrain.config.typed_words import is_typed, typed_words
 from lmtrain.data.store.indexed_dataset import dataset_file
@@ -457,10 +457,10 @@ def _refuse_other_run(config: RunConfig, there: SourceRun) -> None:
     with other settings. Those that a start may choose itself do not count.
     """
     wanted, began = (dict(flatten(tree)) for tree in (config.to_dict(), there.first_settings()))
-    chosen_at_start = ("parallel.", "recompute.", "train.micro_batch", "model.vocab_size")
     differing = {
-        key: values for key, values in compare_settings(began, wanted).items() if not key.startswith(chosen_at_start)
-    }
+        key: values for key, values in compare_settings(began, wanted).items()
+        if "chosen_at_start" not in facts_of(RunConfig, key)
+    }  # fmt: skip
     for key, (before, after) in differing.items():
         raise UsageError(
             f"run.dir={there.path} holds a run that began with {key}={show(before)}, and this one begins with "

@@ -10,19 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.settings_base import changes_training, facts_of
 from lmtrain.errors import SettingsError, leave_out, own, way
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_stage_settings import RUN_DATA, STAGE_KEYS, stage_may_set, unused_stage_name
+from lmtrain.train.run_stage_settings import GROUPS, stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
 
 TRUNK, BRANCH = "trunk", "branch"
-# a change of these makes stages of a run without any; the others may change in the middle of a run
-_MAKE_STAGES = {
-    "data": (), "model": STAGE_KEYS["model"], "train": ("global_batch", "rampup"),
-}  # fmt: skip
-CHANGEABLE_OPTIM = ("lr", "weight_decay", "clip_norm")
-_MAKE_A_STAGE = _MAKE_STAGES | {"optim": CHANGEABLE_OPTIM}  # the same, of a run that has stages
-_NO_DATA_STAGE = ("prefetch_steps", "verify", "index_dir", "train_on_held_out")  # keys that change no sample
+# groups of which a change makes stages of a run without any; the others may change in the middle of a run
+_MAKE_STAGES = ("data", "model", "train")
+_MAKE_A_STAGE = (*_MAKE_STAGES, "optim")  # the same, of a run that has stages
 Tree = dict[str, Any]
 
 
@@ -46,8 +43,8 @@ class BranchPoint:
         past, current = self._past(parent)
         given = self._changed_stage(tree, typed, inherited_settings(current))
         types_stages = any(key.startswith("stages.") for key in typed) or [*_stages(tree)] != [*_stages(self.base)]
-        keys = _MAKE_A_STAGE if parent.stages or types_stages else _MAKE_STAGES
-        differing = self._differing(inherited_settings(current), given, keys)
+        groups = _MAKE_A_STAGE if parent.stages or types_stages else _MAKE_STAGES
+        differing = self._differing(inherited_settings(current), given, groups)
         if types_stages:
             self._cut_before_new_stages(tree, typed, parent, past, differing)
         if types_stages or not differing:
@@ -118,7 +115,10 @@ class BranchPoint:
             return dict(stage)
         there = self.saved.stage_at(first_step)
         given, run, optim = stage.get("optim", {}), self._group("optim"), there.optim.to_dict()
-        changed = {key: optim[key] for key in CHANGEABLE_OPTIM if optim[key] != given.get(key, run.get(key))}
+        changed = {
+            key: value for key, value in optim.items()
+            if stage_may_set(f"optim.{key}") and value != given.get(key, run.get(key))
+        }  # fmt: skip
         schedule = {"schedule": there.schedule.to_dict()} if there.has_own_schedule else {}
         kept = {group: values for group, values in stage.items() if group != "schedule"}
         return kept | ({"optim": given | changed} if changed else {}) | schedule
@@ -128,13 +128,13 @@ class BranchPoint:
         typed or differ from the run's. No schedule is taken from `tree`.
         """
         given: Tree = {group: dict(values) for group, values in current.items()}
-        for group, keys in STAGE_KEYS.items():
+        for group in GROUPS:
             before, after = self._group(group), tree.get(group)
             if group == "schedule" or not isinstance(after, dict):
                 continue
             changed = {
                 key: value for key, value in after.items()
-                if (not keys or key in keys) and not (group == "data" and key in RUN_DATA)
+                if stage_may_set(f"{group}.{key}")
                 and (key not in before or value != before[key] or f"{group}.{key}" in typed)
             }  # fmt: skip
             if changed:
@@ -151,21 +151,20 @@ class BranchPoint:
         return group if isinstance(group, dict) else {}
 
     def _differing(
-        self, current: Mapping[str, Any], given: Mapping[str, Any], keys: Mapping[str, Sequence[str]]
+        self, current: Mapping[str, Any], given: Mapping[str, Any], groups: Sequence[str]
     ) -> list[str]:
-        """Return the dotted keys, such as "optim.lr", whose values differ between the stages `current` and `given`;
-        what a stage does not set is taken from the run. `keys` lists the keys to compare by settings group, () for all
-        of the group.
+        """Return the dotted keys, such as "optim.lr", whose values differ between the stages `current` and `given`, of
+        these settings groups; what a stage does not set is taken from the run. Keys that change no sample and no number
+        but by rounding are left out.
         """
         before, after = (
-            {group: {**self._group(group), **stage.get(group, {})} for group in keys} for stage in (current, given)
-        )
+            {f"{group}.{key}": value for group in groups for key, value in
+             {**self._group(group), **stage.get(group, {})}.items()} for stage in (current, given)
+        )  # fmt: skip
         return [
-            f"{group}.{key}"
-            for group, names in keys.items()
-            for key in names or dict.fromkeys([*before[group], *after[group]])
-            if before[group].get(key) != after[group].get(key) and not (group == "data" and key in _NO_DATA_STAGE)
-        ]
+            key for key in dict.fromkeys([*before, *after])
+            if before.get(key) != after.get(key) and _makes_a_stage(key)
+        ]  # fmt: skip
 
     def _length(self, parent: RunConfig, train: Mapping[str, Any], typed: Mapping[str, str]) -> Tree:
         """Return the length of the branch's stage, as {"steps": N} or {"tokens": N}: the typed train.steps or
@@ -206,18 +205,23 @@ class BranchPoint:
         """Put the run's own values back into `tree`, in place, for all settings that a stage can set; the new stage now
         holds the typed values.
         """
-        for group, keys in STAGE_KEYS.items():
+        for group in GROUPS:
             base, current = self.base.get(group), tree.get(group)
-            if not isinstance(base, dict) or not isinstance(current, dict):
-                continue
-            if group == "data":
-                kept = {key: current[key] for key in RUN_DATA if key in base and current.get(key) is not None}
-                tree[group] = base | kept
-            elif keys:
-                others = {key: value for key, value in current.items() if key not in keys}
-                tree[group] = others | {key: base[key] for key in keys if key in base}
-            else:
-                tree[group] = dict(base)
+            if isinstance(base, dict) and isinstance(current, dict):
+                kept = {key: value for key, value in current.items() if not stage_may_set(f"{group}.{key}")}
+                own = {key: value for key, value in base.items() if stage_may_set(f"{group}.{key}")}
+                if group == "data":  # because: data of another kind, which has other keys, is the stage's alone
+                    kept, own = {key: value for key, value in kept.items() if key in base and value is not None}, base
+                tree[group] = own | kept
+
+
+def _makes_a_stage(key: str) -> bool:
+    """Return whether a change of the setting `key` in the middle of a run makes a stage: whether it decides which
+    samples are read or how they are learned from.
+    """
+    if key == "data.train_on_held_out":
+        return False  # because: it is for stages that are there already
+    return changes_training(RunConfig, key) and stage_may_set(key) and "chosen_at_start" not in facts_of(RunConfig, key)
 
 
 def inherited_settings(stage: Mapping[str, Any]) -> Tree:

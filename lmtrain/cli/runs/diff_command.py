@@ -5,7 +5,6 @@ Reads the rows, settings and environments that both runs recorded, and the weigh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -16,7 +15,7 @@ from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.cli.inspect.merged_checkpoint_view import read_merge
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.settings_base import show
+from lmtrain.config.settings_base import changes_training, facts_of, show
 from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.models.model_settings import ModelSettings, with_explicit_sizes
 from lmtrain.observe.history.read_metrics_columns import (
@@ -31,14 +30,10 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
 from lmtrain.runfolder.folder_reader import RunFolder, read_runs
 from lmtrain.runfolder.metrics_rows import Row
 from lmtrain.runfolder.settings_differences import differences, flatten
+from lmtrain.train.ranks.facts_equal_on_all_ranks import FILE_DIGESTS
+from lmtrain.train.run_config import RunConfig
 from lmtrain.units import plural
 
-# prefixes of settings such as paths and displays, on which no number of the training depends
-_HARMLESS = (
-    "run.", "observe.", "checkpoint.", "data.prefetch_steps", "data.verify", "data.index_dir", "data.valid_", "eval.",
-    "train.valid_", "hardware", "parallel.timeout_s",
-)  # fmt: skip
-_DATA_KEY = re.compile(r"data\.(path|tokenizer|datasets\[\d+\]\.path)")  # compared by content
 _BATCH_SHARE_KEYS = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
 _MACHINE_KEYS = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
 _MAX_CHECKPOINT_BYTES = 4 << 30  # larger checkpoints are not compared here; `inspect --diff` compares them
@@ -122,7 +117,7 @@ def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
     batches can be compared. Return False too if settings of a start are not recorded.
     """
     shares = [
-        {k: v for k, v in flatten(row["settings"]) if k.startswith(_BATCH_SHARE_KEYS) and not k.startswith(_HARMLESS)}
+        {k: v for k, v in flatten(row["settings"]) if k.startswith(_BATCH_SHARE_KEYS) and not _is_harmless(k, ())}
         | {"": row.get("world_size")}
         for rows in starts
         for row in rows
@@ -140,7 +135,7 @@ def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) 
     """
     differing: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
     for step, pair in pair_starts(starts, last_shared):
-        for name, row_keys in (("settings", ()), ("environment", ("device",))):
+        for name, row_keys in (("settings", ()), ("environment", ("device", FILE_DIGESTS))):
             if all(row[name] for row in pair):
                 trees = [row[name] | {key: row.get(key) for key in row_keys} for row in pair]
                 for key, values in differences(trees).items():
@@ -229,9 +224,14 @@ def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
 
     A path does not matter if a digest of its content was recorded, as that is compared instead.
     """
-    if key == "checkpoint.init_from" or _DATA_KEY.fullmatch(key):
-        return all(start.get("weights_digest" if key == "checkpoint.init_from" else "data_sha256") for start in starts)
-    return key.startswith(_HARMLESS)
+    facts, in_stage = facts_of(RunConfig, key), key.startswith("stages.")
+    if not changes_training(RunConfig, key) or (facts.get("affects") == "held_out" and not in_stage):
+        return True
+    if facts.get("path") == "file":
+        return all(key in start.get(FILE_DIGESTS, ()) for start in starts)
+    digest = "weights_digest" if facts.get("path") == "checkpoint" else "data_sha256"
+    # because: a start records the digest of the data of its own stage alone
+    return "path" in facts and not in_stage and all(start.get(digest) for start in starts)
 
 
 def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:

@@ -256,12 +256,13 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 def _source_comment(cls: type, name: str) -> str:
     """Return the comment at the end of the line that defines field `name` in the source code of class `cls`, or of the
-    base class that declares it; "" if there is none.
+    base class that declares it, or else in the line above; "" if there is none.
     """
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
-            match = re.search(rf"^ +{name}: .*?  # (.+)$", inspect.getsource(owner), re.MULTILINE)
-            return match[1].replace("None:", "null:") if match else ""
+            pattern = rf"^(?: +# (.+)\n)? +{name}: .*?(?:  # (.+))?$"
+            match = re.search(pattern, inspect.getsource(owner), re.MULTILINE)
+            return (match[2] or match[1] or "").replace("None:", "null:") if match else ""
     return ""
 
 

@@ -14,17 +14,25 @@ from typing import Any
 from lmtrain import __version__
 from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet, average_facts
+from lmtrain.config.settings_base import Settings, facts_of
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.preserved_source_files import CONFIG, parse_original
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.schedule_settings import ScheduleSettings
+from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.run_facts import RunFacts
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.units import format_measure
 
-_SETTINGS = ("model", "optim", "schedule", "precision", "train")  # groups that hold no paths
+# groups of settings to show -> the class whose facts say which of them are paths, which are left out
+_SETTINGS: dict[str, type[Settings]] = {
+    "model": ModelSettings, "optim": OptimSettings, "schedule": ScheduleSettings, "precision": PrecisionSettings,
+    "train": Settings,
+}  # fmt: skip
 _MAX_RESULT_BYTES = 4 << 20
 _MAX_RESULT_FILES = 200
 _AUTO_CLASSES = {"ForCausalLM": "AutoModelForCausalLM", "LMHeadModel": "AutoModelForCausalLM",
@@ -111,7 +119,10 @@ def _training(
             yield "The stages of the run, and what each step of them read:"
             yield _stage_table(run)
         yield "All settings of the run that concern its model and its training:"
-        groups = {group: recorded[group] for group in _SETTINGS if group in recorded}
+        groups = {
+            group: {key: value for key, value in recorded[group].items() if "path" not in facts_of(cls, key)}
+            for group, cls in _SETTINGS.items() if isinstance(recorded.get(group), dict)
+        }  # fmt: skip
         yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
 
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
 from lmtrain.config.name_suggestions import suggest_value
-from lmtrain.config.settings_base import Problem, Settings
+from lmtrain.config.settings_base import Facts, Problem, Settings
 from lmtrain.errors import join_few, own
 
 FITTED_FILE = Path(__file__).with_name("fitted.yaml")
@@ -163,6 +163,8 @@ def _read_fitted() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware(Settings):
+    field_facts: ClassVar[Facts] = Facts(affects="nothing")
+
     name: str  # the product name
     generation: str
     memory_GiB: float

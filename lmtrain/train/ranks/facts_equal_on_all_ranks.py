@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, MAX_MANIFEST_BYTES
-from lmtrain.config.settings_base import plugins, show
+from lmtrain.config.settings_base import facts_of, plugins, show
 from lmtrain.data.assemble_training_data import open_datasets
+from lmtrain.runfolder.lineage import file_sha256
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.files.atomic_files import read_bytes
 from lmtrain.runtime.processes.process_environment import version_of
@@ -24,9 +24,7 @@ from lmtrain.train.startup_checks.preflight import Inputs, with_final_model
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
-_DATASET = re.compile(r"(stages\.[^.]+\.)?data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
-_TEXT = re.compile(r"(stages\.[^.]+\.)?eval\.tasks\[\d+\]\.data")
-_OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
+FILE_DIGESTS = "files_sha256"  # the entry of a start row with the file digests of settings
 _DIGEST_CHARACTERS = 12  # characters of a digest
 
 
@@ -44,8 +42,10 @@ def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     """
     # because: an empty data.valid_paths names no dataset, and is no setting to compare
     settings = {key: value for key, value in flatten(with_final_model(config, inputs).to_dict()) if value != {}}
-    facts = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
-    paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
+    places = {key: facts_of(RunConfig, key).get("path") for key in settings}
+    facts = {key: Fact(show(value), show(value)) for key, value in settings.items() if places[key] is None}
+    facts |= {key: _digest_fact(digest, show(settings[key])) for key, digest in file_digests(config).items()}
+    paths = [key for key, value in settings.items() if places[key] == "dataset" and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first
     if not config.stages:
         for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
@@ -68,6 +68,21 @@ def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     return facts | texts | program_facts()
 
 
+def file_digests(config: RunConfig) -> dict[str, str]:
+    """Return dotted key -> SHA-256 of the file, or "no file" if it is not there, for each setting with the fact
+    path="file" that is set; several digests for a list of files. Other paths lead to datasets, checkpoints and the
+    like, which have digests of their own.
+    """
+    files = {
+        key: [value] if isinstance(value, str) else value for key, value in flatten(config.to_dict())
+        if value and facts_of(RunConfig, key).get("path") == "file"
+    }  # fmt: skip
+    return {
+        key: " ".join(file_sha256(Path(path)) if Path(path).is_file() else "no file" for path in paths)
+        for key, paths in files.items()
+    }
+
+
 def program_facts() -> dict[str, Fact]:
     """Return the versions of Python and of the libraries, and a digest of each source file of lmtrain and of each
     plugin, as name -> Fact.
@@ -83,11 +98,6 @@ def program_facts() -> dict[str, Fact]:
                 plugin_digest.update(f"{file} {digest}\n".encode())
         facts[f"--plugin={name}"] = _digest_fact(plugin_digest.hexdigest())
     return facts
-
-
-def _is_place(key: str) -> bool:
-    """Return whether a setting is the path of a file, whose content is compared instead of the path."""
-    return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
 def _digest_fact(value: str, place: object = None) -> Fact:

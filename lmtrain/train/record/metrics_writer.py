@@ -60,6 +60,7 @@ from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.runtime.processes.process_environment import SlurmJob, environment_report
 from lmtrain.train.layouts.dry_run_speed_and_memory import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
 from lmtrain.train.layouts.ranks_and_memory_table import layout_lines, merge_rows, padding_lines, rank_rows
+from lmtrain.train.ranks.facts_equal_on_all_ranks import FILE_DIGESTS, file_digests
 from lmtrain.train.record.changed_settings_and_rate import change_lines
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Progress, Run, checkpoint_state, held_pieces
@@ -301,6 +302,7 @@ def record_start(run: Run) -> None:
         "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
         "tokens": run.progress.tokens, "device": device_name(run.model.device), "world_size": run.mesh.world.size,
     }  # fmt: skip
+    began_at |= {FILE_DIGESTS: digests} if (digests := file_digests(run.config)) else {}
     began_at |= read_run_files(run.folder) if run.metrics is not None else {}
     began_at |= {"before": run.previous_end} if run.progress.attempt > 1 else {}
     record(run, "start", began_at | ({"passed_over": list(run.skipped_checkpoints)} if run.skipped_checkpoints else {}))

@@ -18,7 +18,7 @@ from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import BEST_SUFFIX, load_manifest, resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
 from lmtrain.config.parse_and_apply_overrides import override_text
-from lmtrain.config.settings_base import show
+from lmtrain.config.settings_base import facts_of, show
 from lmtrain.errors import CheckpointError, MissingInputError, SettingsError, leave_out, way
 from lmtrain.models.model_settings import ModelSettings, differing_keys, with_explicit_sizes
 from lmtrain.runfolder.file_names import CHECKPOINTS, TOKENIZER
@@ -26,9 +26,6 @@ from lmtrain.runfolder.lineage import RESUMED, WEIGHTS, Parent, file_sha256, par
 from lmtrain.runfolder.settings_differences import compare_settings
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
-
-# settings that name the parent itself, or become known only with the data
-_NO_DIFFERENCES = ("checkpoint.resume", "checkpoint.init_from", "model.vocab_size")
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,8 @@ def _parent(kind: str, path: Path, state: Mapping[str, Any], config: RunConfig) 
     added = {key: [None, value] for key, value in after.items() if key.startswith("stages.") and key not in before}
     return Parent.of_checkpoint(
         kind, path, int(state["step"]), file_sha256(path / MANIFEST),
-        {key: values for key, values in (differences | added).items() if key not in _NO_DIFFERENCES},
+        {key: values for key, values in (differences | added).items()
+         if key != "model.vocab_size" and facts_of(RunConfig, key).get("path") != "checkpoint"},
     )  # fmt: skip
 
 

@@ -10,23 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.config.build_typed_settings import build_settings
+from lmtrain.config.settings_base import changes_training, facts_of
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.resume_position_by_source import KEY_DIGITS, DataHistory
 from lmtrain.data.store.joined_dataset import dataset_exists, open_dataset
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_stage_settings import STAGE_KEYS
-
-_FACTS = {  # settings of a stage that a run which has left it must keep
-    "model": STAGE_KEYS["model"],
-    "train": ("global_batch", "rampup"),
-    "optim": ("lr", "weight_decay", "clip_norm"),
-}
-# keys of `data` that decide neither what is read nor what is held out, or that paths, contents and shares stand for
-_NO_DATA_FACTS = (
-    "path", "datasets", "valid_path", "valid_paths", "valid_datasets", "tokenizer", "prefetch_steps", "verify",
-    "index_dir", "max_epochs",
-)  # fmt: skip
-_SHARE_KEYS = ("weight", "tokens", "epochs", "restart")  # keys of a blend's entry that decide what is read of it
+from lmtrain.train.run_stage_settings import stage_may_set
 
 
 def past_pairs(config: RunConfig, state: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -60,16 +49,26 @@ def _stage_facts(stage: RunConfig) -> dict[str, Any]:
     """Return dotted key -> value for the settings that decide what a training stage learns: of model, train, optim,
     data and schedule. Paths are left out.
     """
-    settings = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
-    facts = {f"{group}.{key}": settings[group].get(key) for group, keys in _FACTS.items() for key in keys}
-    data = settings["data"]
-    facts |= {
-        f"data.{key}": value for key, value in data.items() if key not in _NO_DATA_FACTS and not key.startswith("text")
-    }
-    for name in ("datasets", "valid_datasets"):
-        parts = data.get(name, ())
-        facts[f"data.{name}"] = [{key: part[key] for key in _SHARE_KEYS if part.get(key)} for part in parts]
+    groups = {group: getattr(stage, group).to_dict() for group in ("model", "train", "optim", "data")}
+    settings = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+    facts = {
+        key: value for key, value in settings.items()
+        if _decides_learning(key) and (stage_may_set(key) or (key.startswith("data.") and key[:9] != "data.text"))
+    }  # fmt: skip
+    for name in ("data.datasets", "data.valid_datasets"):
+        facts[name] = [
+            {key: value for key, value in part.items() if value and _decides_learning(f"data.datasets.{key}")}
+            for part in settings.get(name, ())
+        ]
     return facts | {"schedule": stage.schedule.to_dict() if stage.has_own_schedule else "that of the run"}
+
+
+def _decides_learning(key: str) -> bool:
+    """Return whether the setting `key` decides what a stage has learned. The content of a path does, and not the path;
+    what a start may choose changes the rounding alone.
+    """
+    facts = facts_of(RunConfig, key)
+    return changes_training(RunConfig, key) and "path" not in facts and "chosen_at_start" not in facts
 
 
 def _differing_contents(

@@ -19,7 +19,7 @@ from lmtrain.checkpoint.find_and_prune import manifest_problem, newer_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, model_of
 from lmtrain.checkpoint.view_with_ema_as_weights import is_average_entry
 from lmtrain.config.compose_run_settings import compose
-from lmtrain.config.settings_base import show
+from lmtrain.config.settings_base import facts_of, show
 from lmtrain.data.cut_datasets_into_samples import ALL_SHARES, SHARES, TOKEN_SHARES
 from lmtrain.data.resume_position_by_source import NOTHING_READ, DataHistory
 from lmtrain.data.training_data_by_source import TrainingData
@@ -29,11 +29,10 @@ from lmtrain.runfolder.file_names import CHECKPOINTS
 from lmtrain.runtime.files.atomic_files import storage_errors
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
-from lmtrain.train.run_stage_settings import STAGE_KEYS
+from lmtrain.train.run_stage_settings import stage_may_set
 from lmtrain.train.startup_checks.compare_past_stages import past_pairs
 
 _MAX_CHARACTERS = 200  # characters of a value in a message
-_STAGE_MODEL_KEYS = {*STAGE_KEYS["model"], "num_positions"}
 _DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
 
 
@@ -178,7 +177,9 @@ def check_same_run(
     saved_settings, unused_keys = saved_model.to_dict(), {problem.key for problem in saved_model.unused()}
     # because: a checkpoint at a border is of the stage behind, and the stage ahead may have other data and lengths
     is_border = state["step"] == config.first_step > 0
-    unused_keys |= _STAGE_MODEL_KEYS if is_border else set()
+    if is_border:
+        unused_keys |= {"num_positions", *(key for key in model.to_dict() if stage_may_set(f"model.{key}"))}
+    unused_keys |= {key for key in model.to_dict() if "path" in facts_of(ModelSettings, key)}
     pairs = [
         *((f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys),
         *([] if is_border else _data_pairs(state["data"], state.get("history"), config, data)),

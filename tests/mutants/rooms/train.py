@@ -213,9 +213,9 @@ MUTANTS = [
     Mutant(
         name="first_weights_of_other_angles_are_taken",
         file="lmtrain/models/model_settings.py",
-        function="",
-        old='"init_std", "vocab_multiple", "z_loss")',
-        new='"init_std", "vocab_multiple", "z_loss", "rotary_base")',
+        function="differing_keys",
+        old='facts[key].get("affects") == "training"',
+        new='facts[key].get("affects") == "training" or "per_stage" in facts[key]',
         breaks="A new run begins from weights that were trained with another rotary_base, and starts at a far higher "
         "loss without a word.",
         only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
@@ -467,10 +467,10 @@ MUTANTS = [
     ),
     Mutant(
         name="a_stage_may_not_scale_angles",
-        file="lmtrain/train/run_stage_settings.py",
-        function="",
-        old='"model": ("seq_len", "dropout", *ANGLE_KEYS),',
-        new='"model": ("seq_len", "dropout", "rotary_base", "local_rotary_base"),',
+        file="lmtrain/models/rotary_settings.py",
+        function="RotarySettings",
+        old='= _angle("none")',
+        new='= "none"',
         breaks="A stage of longer texts cannot scale its rotary angles, as most published models do.",
         only_for="stages.NAME.model.rotary_scaling",
     ),

@@ -216,7 +216,8 @@ def test_every_setting_is_compared_but_places(world: World) -> None:
     left = {f"{group}.{key}" for group, values in config.to_dict().items() for key in values} - found.keys()
     # compared as hardware.peak_tflops.fp32 and its like
     by_entry = {"hardware.peak_tflops", "hardware.factors", "checkpoint.ema"}
-    assert left - by_entry == {"data.index_dir", "data.valid_path", "data.valid_paths"}
+    of_data = {f"data.{key}" for key in ("index_dir", "text", "text_dir", "valid_path", "valid_paths")}
+    assert left - by_entry == {"checkpoint.resume", *of_data}
     assert "hardware.peak_tflops.fp32" in found
     assert {"lmtrain/train/loop.py", "python", "torch", "checkpoint", "data: num_tokens"} <= found.keys()
     assert facts_equal_on_all_ranks.rank_facts(config, inputs) == found
