@@ -18,10 +18,12 @@ from lmtrain.cli.runs.diff_command import diff_facts
 from lmtrain.config.compose_run_settings import STAGE_CHOICES, compose
 from lmtrain.config.settings_base import Choice, add_plugin, facts_of, plugins
 from lmtrain.errors import SettingsError
+from lmtrain.exchange.huggingface.model_card import model_card
 from lmtrain.models.model_settings import differing_keys
 from lmtrain.runfolder.file_names import METRICS
 from lmtrain.runfolder.lineage import file_sha256
 from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.runfolder.run_facts import facts_of_checkpoint
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.train.ranks.facts_equal_on_all_ranks import FILE_DIGESTS, file_digests, rank_facts
@@ -191,6 +193,16 @@ def test_a_run_goes_on_where_its_files_are_at_another_place(world: World) -> Non
         "precision": {"kind": "fp32"},
     }  # fmt: skip
     check_same_run(Path("here"), Manifest(0, {}, {}, state), config, inputs.model, inputs.tokenizer, inputs.data)
+
+
+def test_a_model_card_says_nothing_of_places(world: World) -> None:
+    config = run_of(world, "/a/secret/place", part_of("/a/secret/place"))
+    state = {"settings": config.to_dict(), "step": 4, "samples": 8, "tokens": 64, "data": {}}
+    exported = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "dtype": "float32"}
+    run = facts_of_checkpoint(None, state)
+    card = model_card("mine", world.folder, state, config.model.with_vocab(300), exported, {}, run=run)
+    assert '"memory": 0.5' in card
+    assert "secret" not in card
 
 
 def test_a_stage_may_set_what_says_so() -> None:

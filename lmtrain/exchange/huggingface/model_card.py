@@ -25,6 +25,7 @@ from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.run_facts import RunFacts
+from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.units import format_measure
 
@@ -120,7 +121,10 @@ def _training(
             yield _stage_table(run)
         yield "All settings of the run that concern its model and its training:"
         groups = {
-            group: {key: value for key, value in recorded[group].items() if "path" not in facts_of(cls, key)}
+            group: {
+                key: value for key, value in recorded[group].items()
+                if not any("path" in facts_of(cls, leaf) for leaf, _ in flatten(value, key))
+            }
             for group, cls in _SETTINGS.items() if isinstance(recorded.get(group), dict)
         }  # fmt: skip
         yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
