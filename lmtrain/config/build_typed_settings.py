@@ -15,13 +15,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.name_suggestions import ANOTHER_KIND, SettingNames, number_meant, suggest_value, union_members
 from lmtrain.config.parse_and_apply_overrides import blend_hint, hydra_quoted, named_values, override_text
-from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, setting, show
+from lmtrain.config.settings_base import PLUGIN_WAY_OUT, Choice, Settings, kinds, setting, show, type_hints
 from lmtrain.errors import (
     LayoutError,
     SettingsError,
@@ -47,12 +46,6 @@ _INVALID = object()  # placeholder for a value whose problem is already recorded
 # because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
 _BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _MAX_INT = 10**18  # because: no quantity here is larger, and int64 in numpy and torch ends at 9.2e18
-
-
-@cache  # because: a run of hundreds of stages builds each class once for each of them
-def _type_hints(cls: Any) -> dict[str, Any]:
-    """Return the type of each field of a settings class."""
-    return typing.get_type_hints(cls)
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
@@ -109,7 +102,7 @@ class _Builder:
                 return _INVALID
             cls = chosen
         data = cls.from_older(data)
-        hints = _type_hints(cls)  # type: ignore[arg-type]  # because: mypy takes a class for a value without a hash
+        hints = type_hints(cls)  # type: ignore[arg-type]  # because: mypy takes a class for a value without a hash
         fields = {f.name: f for f in dataclasses.fields(cls)}
         before = len(self.problems)
         for name in data.keys() - fields.keys():

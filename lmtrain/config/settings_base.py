@@ -284,6 +284,12 @@ def classes_of(base: type[Settings]) -> list[type[Settings]]:
     return [*kinds(base).values()] if issubclass(base, Choice) and not base.kind else [base]
 
 
+@cache  # because: they are slow to resolve, and a run of hundreds of stages builds each class once for each of them
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Return the type of each field of a settings class."""
+    return get_type_hints(cls)
+
+
 def facts_of(base: type[Settings], key: str) -> Facts:
     """Return the facts about the setting with the dotted `key`, such as "optim.lr" or "data.datasets[0].path", below
     the settings class `base`; facts that are left out do not hold.
@@ -297,7 +303,8 @@ def facts_of(base: type[Settings], key: str) -> Facts:
     ]
     inner = [
         facts_of(inner, rest.partition(".")[2] if has_names else rest)
-        for cls, field in owners for inner, has_names in _settings_within(cls, name, field.metadata.get("group"))
+        for cls, field in owners
+        for inner, has_names in _settings_in(field.metadata.get("group", type_hints(cls)[name]))
     ]  # fmt: skip
     of_fields = [field.metadata.get("facts", {}) for _, field in owners]
     facts: Facts = reduce(or_, [*(cls.field_facts for cls, _ in owners), *of_fields, *inner], base.field_facts)
@@ -311,16 +318,8 @@ def changes_training(base: type[Settings], key: str) -> bool:
     return facts_of(base, key).get("affects") not in ("measures", "nothing")
 
 
-@cache  # because: type hints are slow to resolve, and a run has hundreds of settings
-def _settings_within(cls: Any, name: str, group: Any) -> list[tuple[type[Settings], bool]]:
-    """Return (settings class, whether it is in a dict, by a name) for each one that the field `name` of the settings
-    class `cls` holds; or `group` alone, the class that the field's metadata names, if it is not None.
-    """
-    return [*_settings_in(get_type_hints(cls)[name] if group is None else group)]
-
-
 def _settings_in(hint: Any, in_dict: bool = False) -> Iterator[tuple[type[Settings], bool]]:
-    """Yield what `_settings_within` returns for the type `hint`."""
+    """Yield (settings class, whether it is in a dict, by a name) for each one in the type `hint`."""
     if isinstance(hint, type) and issubclass(hint, Settings):
         yield hint, in_dict
     for inner in get_args(hint):

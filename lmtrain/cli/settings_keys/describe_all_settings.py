@@ -260,8 +260,8 @@ def _source_comment(cls: type, name: str) -> str:
     """
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
-            pattern = rf"^(?: +# (.+)\n)? +{name}: .*?(?:  # (.+))?$"
-            match = re.search(pattern, inspect.getsource(owner), re.MULTILINE)
+            line = rf"^(?: +# (.+)\n)? +{name}: .*?(?:  # (.+))?$"
+            match = re.search(line, inspect.getsource(owner), re.MULTILINE)
             return (match[2] or match[1] or "").replace("None:", "null:") if match else ""
     return ""
 
