@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 from lmtrain.api.check_arguments import checked
-from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config import settings_base
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import LayoutError, UsageError
+from lmtrain.start.settings_from_earlier_run import compose_run
 from lmtrain.train.run_config import RunConfig
 
 

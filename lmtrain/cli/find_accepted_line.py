@@ -293,7 +293,7 @@ def _check_run(params: Mapping[str, Any]) -> None:
 
 def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
     """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
-    from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
+    from lmtrain.start.settings_from_earlier_run import compose_run
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
     is_sweep = params.get("multirun") or params.get("array")
@@ -457,7 +457,7 @@ def _check_shown(params: Mapping[str, Any]) -> None:
 
 
 def _check_settings(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
+    from lmtrain.start.init_from_settings_and_import import compose_settings
 
     _refuse_texts(compose_settings(params["overrides"] or [], config_dir=params["config_dir"]))
 

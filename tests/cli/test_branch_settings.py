@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, inherited_settings, put_before_stages
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError
+from lmtrain.start.training_stages_of_branch import BranchPoint, inherited_settings, put_before_stages
 from lmtrain.train.run_config import RunConfig
 
 RUN = (

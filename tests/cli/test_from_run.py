@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError, UsageError
 from lmtrain.runfolder.metrics_rows import read_metrics
+from lmtrain.start.settings_from_earlier_run import compose_run
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain, outcome
 

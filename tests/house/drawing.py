@@ -45,10 +45,12 @@ def wings(house: Any, room: str) -> list[str]:
 def draw(house: Any) -> str:
     between, lines = arrows(house, room_of), []
     floors = [*house.rules["floors"]]
+    readers = house.rules["may_import_data_tools"]
+    below = next(number for number, rooms in enumerate(floors) if {*rooms} & {*readers}) - 1
     for number in range(len(floors) - 1, -1, -1):
         lines.append(f"floor {number + 1}")
         rooms = [room for room in floors[number] if room in between]
-        for room in ["data_tools"] * (number == len(floors) - 2 and "data_tools" in between) + rooms:
+        for room in ["data_tools"] * (number == below and "data_tools" in between) + rooms:
             seen = f"-> {', '.join(sorted(between[room]))}" if between[room] else ""
             lines += wrap(f"  {room}".ljust(16) + seen, 118, subsequent_indent=" " * 19, drop_whitespace=True)
             lines += wings(house, room)

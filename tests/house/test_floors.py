@@ -40,8 +40,9 @@ def floor_problems(house: Any) -> list[str]:
             if here == "data_tools":
                 problems += _data_tools_problem(pair, item.target, house.rules["data_tools_may_import"])
             elif there == "data_tools":
-                if here != "cli":
-                    problems.append(f"{pair}: only cli may know data_tools. Let cli hand over what is needed.")
+                allowed = house.rules["may_import_data_tools"]
+                if here not in allowed:
+                    problems.append(f"{pair}: only {' and '.join(allowed)} may know data_tools. Let them hand it over.")
             elif there == "_native":
                 if module.name != COMPILED_HELPERS:
                     problems.append(f"{pair}: only {COMPILED_HELPERS} loads the compiled helpers. Use its `lib`.")
@@ -123,10 +124,10 @@ def init_problems(house: Any) -> list[str]:
 
 
 def late_import_problems(house: Any) -> list[str]:
-    """Imports inside functions hide the floors; outside cli/ each needs `# because:` on its line or above its block."""
+    """Imports inside functions hide the floors; outside start and cli each has `# because:` there or above."""
     problems = []
     for module in house.modules.values():
-        if room_of(module.name) == "cli":
+        if room_of(module.name) in ("start", "cli"):
             continue
         lines = module.text.splitlines()
         for item in house.imports(module):
@@ -167,8 +168,18 @@ def distributed_problems(house: Any) -> list[str]:
     return problems
 
 
+def screen_problems(house: Any) -> list[str]:
+    """What begins a run or an evaluation knows no command line: its callers parse options and print."""
+    return [
+        f"{module.shown}:{item.line} imports {item.target}. Let cli do that, or hand in a function that does."
+        for module in house.modules.values() if room_of(module.name) == "start"
+        for item in house.imports(module) if item.target.split(".")[0] in ("typer", "click", "rich")
+    ]  # fmt: skip
+
+
 CHECKS: list[Callable[[Any], list[str]]] = [
-    floor_problems, cycle_problems, wing_problems, init_problems, late_import_problems, distributed_problems
+    floor_problems, cycle_problems, wing_problems, init_problems, late_import_problems, distributed_problems,
+    screen_problems,
 ]  # fmt: skip
 
 
@@ -187,7 +198,7 @@ def test_the_house_stands(house: Any, check: Callable[[Any], list[str]]) -> None
         (floor_problems, {"lmtrain/data/a.py": "from lmtrain._native import x\n"}, f"only {COMPILED_HELPERS}"),
         (floor_problems, {"lmtrain/attic/a.py": ""}, "stands on no floor"),
         (floor_problems, {"lmtrain/data/a.py": "import lmtrain.attic\n"}, "no such room"),
-        (floor_problems, {"lmtrain/train/a.py": "import data_tools.x\n"}, "only cli may know"),
+        (floor_problems, {"lmtrain/train/a.py": "import data_tools.x\n"}, "only start and cli may know"),
         (floor_problems, {"data_tools/a.py": "import lmtrain.data.loader\n"}, "data_tools may import"),
         (
             cycle_problems,
@@ -225,6 +236,7 @@ def test_the_house_stands(house: Any, check: Callable[[Any], list[str]]) -> None
         (init_problems, {"lmtrain/data/__init__.py": ""}, "lmtrain/data/__init__.py"),
         (late_import_problems, {"lmtrain/data/a.py": "def f():\n    import gzip\n"}, "a.py:2 imports gzip inside"),
         (distributed_problems, {"lmtrain/models/a.py": "import torch\ntorch.distributed.barrier()\n"}, "a.py:2 uses"),
+        (screen_problems, {"lmtrain/start/a.py": "def f():\n    import rich.text\n"}, "a.py:2 imports rich"),
         (distributed_problems, {"lmtrain/models/a.py": "from torch.distributed import barrier\n"}, "a.py:1 uses"),
     ],
 )
@@ -245,6 +257,7 @@ def test_what_is_allowed_passes(planted: Any) -> None:
             "lmtrain/data/d.py": "def f():\n    try:\n        import gzip\n    except ImportError:\n        pass\n",
             "lmtrain/data/c.py": "def f():\n    import gzip  # because: optional\n",
             "lmtrain/cli/a.py": "def f():\n    import lmtrain.train.b\n    import data_tools.a\n",
+            "lmtrain/start/a.py": "def f():\n    import data_tools.a\n",
             "data_tools/a.py": "from lmtrain.data.store.indexed_dataset import IndexedDataset\nimport lmtrain.errors\n",
         }
     )

@@ -183,8 +183,8 @@ def _build_branches(
     from it, and the checked settings of that run. `length` is the result of `_parse_length`. Raise MissingInputError if
     a step has no checkpoint.
     """
-    from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run, recorded_config
     from lmtrain.config.build_typed_settings import build_settings
+    from lmtrain.start.settings_from_earlier_run import SourceRun, compose_run, recorded_config
     from lmtrain.train.run_config import RunConfig
     from lmtrain.train.run_stage_settings import unused_stage_name
 
@@ -229,7 +229,7 @@ def _settings_there(there: RunConfig, parent: RunConfig, step: int, name: str) -
     is after `step` steps, by the settings `there` of that checkpoint. They include that step's learning rate, and
     settings of the optimizer, that differ from those of the run's last start, `parent`.
     """
-    from lmtrain.cli.pretrain.training_stages_of_branch import inherited_settings
+    from lmtrain.start.training_stages_of_branch import inherited_settings
     from lmtrain.train.run_stage_settings import stage_may_set
 
     stage = there.stage_at(step - 1)

@@ -313,7 +313,7 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
-    from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
+    from lmtrain.start.init_from_settings_and_import import compose_settings
 
     return compose_settings(list(overrides or []), config_dir=config_dir)
 

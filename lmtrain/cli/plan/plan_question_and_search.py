@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
 from lmtrain.cli.settings_keys.describe_all_settings import config_file
 from lmtrain.cli.settings_keys.layout_option_ways import option_word, parse_sizes, ways_in_layout_option
 from lmtrain.config.build_typed_settings import build_settings
@@ -69,6 +68,7 @@ from lmtrain.plan.search.predict_layout_cost import (
     too_large_results,
     why_slower,
 )
+from lmtrain.start.init_from_settings_and_import import compose_settings
 from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import check_checkpoint_size

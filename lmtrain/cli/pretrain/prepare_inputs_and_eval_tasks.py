@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.cli.pretrain.init_from_settings_and_import import import_first_weights, read_foreign_weights
+from lmtrain.cli.screen.print_messages_and_json import progress
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, own, spelling_hint
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.similar_path import missing_path
+from lmtrain.start.init_from_settings_and_import import import_first_weights, read_foreign_weights
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import EvaluationTask, Inputs, preflight
 
@@ -41,7 +42,7 @@ def prepare_inputs(
     first, *later = [inputs for inputs, _ in prepared]
     inputs = replace(first, later_stages=tuple(later))
     evaluations = [planned for _, planned in prepared]
-    return import_first_weights(config, inputs) if starts_run else inputs, evaluations
+    return import_first_weights(config, inputs, progress) if starts_run else inputs, evaluations
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:

@@ -56,7 +56,7 @@ def pretrain(
     from lmtrain.cli.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
     from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
-    from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
+    from lmtrain.start.settings_from_earlier_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
     compose = partial(compose_run, overrides, report=report, config_dir=config_dir, **source)

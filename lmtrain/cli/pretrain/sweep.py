@@ -18,7 +18,6 @@ from typing import Any
 
 from lmtrain.cli.inspect.run_folder_view import finite_or_none, format_loss
 from lmtrain.cli.pretrain.print_dry_run_and_summary import print_plan_facts
-from lmtrain.cli.pretrain.settings_from_earlier_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.config.compose_run_settings import expand_sweep, whole_sweep_in_ways
@@ -42,6 +41,7 @@ from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.command_watch import note_interrupt_received, watch_command
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests
+from lmtrain.start.settings_from_earlier_run import SourceRun, compose_run, imported_checkpoint
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.startup_checks.check_machine_and_processes import process_problems
 from lmtrain.units import format_count

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,10 +47,10 @@ Elastic = Annotated[
 # Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
 # missing here is imported by each rank.
 COMPANION_FUNCTION = "lmtrain.observe.hang_watch.watchdog_companion_process:main_of_fork"
-PREPARE_FUNCTION = "lmtrain.cli.pretrain.settings_from_earlier_run:prepare_ranks"
+PREPARE_FUNCTION = "lmtrain.cli.ranks.launch_ranks:prepare_pretrain"
 TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.main", "lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks",
-    "lmtrain.cli.pretrain.settings_from_earlier_run", "lmtrain.cli.pretrain.pretrain_command",
+    "lmtrain.start.settings_from_earlier_run", "lmtrain.cli.pretrain.pretrain_command",
     "lmtrain.cli.pretrain.print_dry_run_and_summary", "lmtrain.cli.screen.print_facts_and_tables",
     "lmtrain.cli.pretrain.run_attempt_bookkeeping", "lmtrain.config.compose_run_settings",
     "lmtrain.observe.hang_watch.watchdog_companion_process",
@@ -134,6 +134,17 @@ def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
     """
     program = Program(rank_arguments(argv), imports=EVALUATION_IMPORTS)
     _exit_with_outcome(launch(program, env, report=print_notice, explain_no_server=_print_if_debug), env)
+
+
+def prepare_pretrain(tokenizer: str, settings: dict[str, Any] | None) -> None:
+    """Build the pretrain command, and fill the caches of `prepare_ranks`, whose parameters these are. The launcher has
+    the server process from which the ranks are forked call this once.
+    """
+    from lmtrain.cli.subcommands import build_verb
+    from lmtrain.start.settings_from_earlier_run import prepare_ranks
+
+    build_verb("pretrain")
+    prepare_ranks(tokenizer, settings)
 
 
 def training_imports(config: RunConfig) -> tuple[str, ...]:

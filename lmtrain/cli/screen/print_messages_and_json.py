@@ -54,7 +54,7 @@ def print_text(text: str) -> None:
     typer.echo(escape_control_characters(text) if sys.stdout.isatty() else text, nl=False)
 
 
-def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[ProgressReporter]:
+def progress(task: str, unit: str = "", interrupted: str = "") -> AbstractContextManager[ProgressReporter]:
     """Context manager that shows a progress line for `task` on stderr. It yields a function to call with the amount
     done and, optionally, the total, both counted in `unit`. If the user presses Ctrl-C, `interrupted` is printed, a
     sentence on what is left behind.

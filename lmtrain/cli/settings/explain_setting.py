@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.pretrain.init_from_settings_and_import import sources_of_run
 from lmtrain.cli.settings_keys.describe_all_settings import Key, config_file, read_config_text
 from lmtrain.config.compose_run_settings import (
     STAGE_CHOICES,
@@ -25,6 +24,7 @@ from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few, way
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
+from lmtrain.start.init_from_settings_and_import import sources_of_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.run_stage_settings import GROUPS, stage_may_set
 

@@ -465,8 +465,8 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
     """Return the absolute folder for the sbatch file and its logs, and a list of (settings, overrides): one entry, or
     with --array one for each combination of the overrides with several values.
     """
-    from lmtrain.cli.pretrain.settings_from_earlier_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
+    from lmtrain.start.settings_from_earlier_run import compose_run
 
     words, from_run = list(options.overrides or ()), options.from_run
     config_dir, name, from_beginning = options.config_dir, options.config_name, options.from_beginning

@@ -8,7 +8,7 @@ every command. Used by the commands; depends on none of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -119,6 +119,10 @@ class ProgressReporter:
         bar = progress_bar(state.done, state.total, min(width_left, 40))
         line.add_row(text, *([bar] if state.total and width_left >= _MIN_BAR else []))
         yield line
+
+
+# shows the progress of a block: called with the activity, the unit, and the note after Ctrl-C, as `progress` has them
+ShowProgress = Callable[[str, str, str], AbstractContextManager[ProgressReporter]]
 
 
 @contextmanager

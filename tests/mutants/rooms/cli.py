@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="begins_anew_as_its_run_did",
-        file="lmtrain/cli/pretrain/settings_from_earlier_run.py",
+        file="lmtrain/start/settings_from_earlier_run.py",
         function="SourceRun.base_settings",
         old='elif is_branch or checkpoint.get("resume") == "none":',
         new="elif is_branch:",
@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_branch_keeps_the_text_of_its_source",
-        file="lmtrain/cli/pretrain/settings_from_earlier_run.py",
+        file="lmtrain/start/settings_from_earlier_run.py",
         function="SourceRun._data_settings",
         old="if not drops_text:",
         new="if True:",
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         name="model_of_init_from_replaces_that_of_an_own_root",
-        file="lmtrain/cli/pretrain/init_from_settings_and_import.py",
+        file="lmtrain/start/init_from_settings_and_import.py",
         function="sources_of_run",
         old="if own_root or {",
         new="if {",
@@ -238,7 +238,7 @@ MUTANTS = [
     ),
     Mutant(
         name="cut_stage_keeps_its_length",
-        file="lmtrain/cli/pretrain/training_stages_of_branch.py",
+        file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint._past",
         old='{"steps": min(stage.end_step, self.step) - stage.first_step}',
         new='{"steps": stage.end_step - stage.first_step}',
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         name="branch_warms_up_again",
-        file="lmtrain/cli/pretrain/training_stages_of_branch.py",
+        file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint.rewrite",
         old='{"warmup_steps": 0}',
         new="{}",
@@ -256,7 +256,7 @@ MUTANTS = [
     ),
     Mutant(
         name="typed_data_of_the_run_lose_to_those_of_its_stage",
-        file="lmtrain/cli/pretrain/training_stages_of_branch.py",
+        file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint._changed_stage",
         old=' or f"{group}.{key}" in typed',
         new="",
@@ -265,7 +265,7 @@ MUTANTS = [
     ),
     Mutant(
         name="length_in_tokens_counts_what_is_done_in_steps",
-        file="lmtrain/cli/pretrain/training_stages_of_branch.py",
+        file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint._length",
         old='self.step if key == "steps" else self._tokens(parent)',
         new="self.step",
@@ -274,7 +274,7 @@ MUTANTS = [
     ),
     Mutant(
         name="later_stages_are_dropped_though_one_is_typed",
-        file="lmtrain/cli/pretrain/training_stages_of_branch.py",
+        file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint._cut_before_new_stages",
         old="if stage.end_step > self.step]",
         new="if stage.end_step > self.step][:1]",
@@ -283,7 +283,7 @@ MUTANTS = [
     ),
     Mutant(
         name="branch_moves_on_with_its_trunk",
-        file="lmtrain/cli/pretrain/settings_from_earlier_run.py",
+        file="lmtrain/start/settings_from_earlier_run.py",
         function="SourceRun.branch_checkpoint",
         old="for parent in read_lineage(folder)[-1:]:",
         new="for parent in read_lineage(folder)[:0]:",

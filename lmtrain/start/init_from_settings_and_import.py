@@ -28,6 +28,7 @@ from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.check_weights_to_start_from import ForeignWeights
 
 if TYPE_CHECKING:
+    from lmtrain.observe.screen.command_progress import ShowProgress
     from lmtrain.train.startup_checks.preflight import Inputs
 
 _ROOT = "pretrain"  # the root config whose default model gives way
@@ -122,19 +123,17 @@ def _tokenizer_of(folder: Path) -> Tokenizer | None:
         return None
 
 
-def import_first_weights(config: RunConfig, inputs: Inputs) -> Inputs:
+def import_first_weights(config: RunConfig, inputs: Inputs, show_progress: ShowProgress) -> Inputs:
     """Convert the other program's model folder that a new run starts from into a checkpoint in the run's folder. Return
     `inputs` with that checkpoint's path in `weights_from`; unchanged if the run starts from no such folder. All
-    processes of a run may call this: one converts and the others wait.
+    processes of a run may call this: one converts and the others wait. `show_progress` shows how far it is.
     """
     path, output = inputs.weights_from, Path(config.run.dir) / IMPORTED
     if path is None or lmtrain_kind(path):
         return inputs
-    from lmtrain.cli.screen.print_messages_and_json import progress
-
     check_output_folder(Path(config.run.dir), f"run.dir={config.run.dir}", check_lock=True)
     stopped = f"{output} holds no checkpoint; the same command begins anew."
-    with progress("imported", "bytes", interrupted=stopped) as report, _named_setting():
+    with show_progress("imported", "bytes", stopped) as report, _named_setting():
         from lmtrain.exchange.import_foreign_model import import_once
 
         dropout = {"dropout": config.model.to_dict()["dropout"]}

@@ -24,8 +24,6 @@ from lmtrain.checkpoint.find_and_prune import (
     resolve_checkpoint,
 )
 from lmtrain.checkpoint.read_merge_record import merge_record
-from lmtrain.cli.pretrain.init_from_settings_and_import import compose_settings
-from lmtrain.cli.pretrain.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import Rewrite, Sources, compose, group_choices
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
@@ -50,6 +48,8 @@ from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.settings_differences import compare_settings, first_start, flatten
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.similar_path import missing_path
+from lmtrain.start.init_from_settings_and_import import compose_settings
+from lmtrain.start.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.train.rules_between_settings import text_dataset_prefix
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
 from lmtrain.units import parse_count
@@ -264,17 +264,15 @@ _launcher_config: RunConfig | None = None
 
 
 def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
-    """Fill this process's caches with what every rank needs, before the ranks are forked from it: the pretrain command,
-    the tokenizer at the path `tokenizer`, and digests of the code. The launcher has a server process call this once.
+    """Fill this process's caches with what every rank needs, before the ranks are forked from it: the tokenizer at the
+    path `tokenizer`, and digests of the code.
 
     If `settings` is given (the launcher has composed them), `compose_run` returns these in every rank.
     """
-    from lmtrain.cli.subcommands import build_verb
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
     from lmtrain.train.ranks.facts_equal_on_all_ranks import PACKAGE, code_digests
 
     global _launcher_config
-    build_verb("pretrain")
     if settings is not None:
         _launcher_config = build_settings(RunConfig, settings)
     code_digests(PACKAGE)
