@@ -187,6 +187,14 @@ class NoProgressError(LmtrainError):
 
 
 # of an error that the same command would meet again in the same way
+class AlreadyReported(Exception):
+    """The end of a process of which no more is to be said, by `exit_code`: its error, if any, has been reported."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 REFUSED_CODES = tuple(kind.exit_code for kind in (UsageError, DataError, MissingInputError, OutputError, LayoutError))
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
-from lmtrain.cli.ranks.launch_ranks import wait_for_rank_0
 from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.config.settings_base import show
 from lmtrain.config.typed_words import typed_words, without_settings
@@ -27,6 +26,7 @@ from lmtrain.exchange.detect_model_folder_format import lmtrain_kind
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, IMPORTED, TEXT_PREFIX, TEXT_RECORD, TOKENIZER
 from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.runtime.processes.process_environment import ProcessEnv, num_usable_cpus
+from lmtrain.start.launch_ranks import wait_for_rank_0
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.check_machine_and_processes import check_machine

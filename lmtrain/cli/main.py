@@ -20,7 +20,7 @@ import typer
 from lmtrain import __version__
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error
 from lmtrain.cli.subcommands import ClickError, VerbGroup
-from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError
+from lmtrain.errors import AlreadyReported, LmtrainError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.runtime.files.explain_os_errors import limit_reached
 
 _OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
@@ -142,6 +142,8 @@ def _main(arguments: list[str] | None) -> None:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
+    except AlreadyReported as end:
+        sys.exit(end.exit_code)
     except (LmtrainError, OSError, ClickError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             sys.exit(2)  # because: typer has printed the help

@@ -54,8 +54,10 @@ def wrap_text(text: str, width: int) -> str:
     return "\n".join(map(wrap_line, text.split("\n")))
 
 
-def warn(text: str) -> None:
-    """Write `text` to standard error as a warning; ignore an error of the write."""
+def warn(text: str | None) -> None:
+    """Write `text` to standard error as a warning, unless it is None; ignore an error of the write."""
+    if text is None:
+        return
     errors = sys.stderr  # looked up on each call, because a live view may have replaced it
     with suppress(OSError):
         errors.write(f"warning: {plain_text(text)}\n")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lmtrain.__main__
-from lmtrain.cli.ranks import launch_ranks
+from lmtrain.cli.ranks import process_options
 from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 from tests.conftest import ENVIRONMENT
@@ -31,7 +31,7 @@ _SHARED = {
 }  # fmt: skip
 # what imports_of adds for some settings: a launcher that has all imports of its ranks forks their server from itself
 _BY_SETTINGS = (
-    launch_ranks.COMPILER_IMPORT, launch_ranks.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
+    process_options.COMPILER_IMPORT, process_options.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
     "lmtrain.optim.adamw", "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
 # because: the server is started by the first test that needs it, which may have changed both for itself
@@ -71,7 +71,8 @@ class _Server:
 
     def __init__(self) -> None:
         self.environment = _ENVIRONMENT | _SHARED
-        modules = sorted({*launch_ranks.TRAINING_IMPORTS, *launch_ranks.EVALUATION_IMPORTS, *_BY_SETTINGS, MODULE})
+        of_ranks = (*process_options.TRAINING_IMPORTS, *process_options.EVALUATION_IMPORTS)
+        modules = sorted({*of_ranks, *_BY_SETTINGS, MODULE})
         self._adopting = OrphanAdoption()
         self._adopting.__enter__()
         self.starter = RankStarter(

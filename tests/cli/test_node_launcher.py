@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 
-from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
-from lmtrain.cli.ranks.launch_ranks import launch_training
+from lmtrain.cli.ranks.process_options import launch_training
+from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.config.compose_run_settings import compose
-from lmtrain.errors import StoppedEarly
+from lmtrain.errors import AlreadyReported, StoppedEarly
 from lmtrain.runfolder.file_names import STOP
 from lmtrain.runtime.processes.local_rank_launcher import Outcome
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import Stopped
+from lmtrain.start.run_attempt_bookkeeping import run_attempt
 from lmtrain.train.run_config import RunConfig
 
 RANK_0 = ProcessEnv(0, 4, 0, "slurm", "n1", is_child=True)
@@ -56,13 +56,13 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
             write(tmp_path, meanwhile)
         return KILLED
 
-    monkeypatch.setattr("lmtrain.cli.ranks.launch_ranks.launch", launch)
+    monkeypatch.setattr("lmtrain.start.launch_ranks.launch", launch)
     # because: this process goes on
-    monkeypatch.setattr("lmtrain.cli.ranks.launch_ranks.ignore_stops", lambda: None)
+    monkeypatch.setattr("lmtrain.start.launch_ranks.ignore_stops", lambda: None)
     if before is not None:
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(AlreadyReported) as end:
         launch_training(["pretrain"], config, inputs, SECOND_NODE, None, None)
     assert end.value.exit_code == 137
     assert cause(tmp_path) == then
@@ -70,7 +70,7 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
 
 def stop_in_start(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     """End as rank 0 that is asked to stop before it has met its peers."""
-    with run_attempt(RANK_0) as this:
+    with run_attempt(RANK_0, print_error, print) as this:
         this.accept_settings(config)
         meanwhile()
         raise Stopped("SIGTERM")
@@ -79,7 +79,7 @@ def stop_in_start(config: RunConfig, meanwhile: Callable[[], None]) -> None:
 def leave_with_peer(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     """End as rank 0 that is told of a peer which was asked to stop."""
     inputs: Any = SimpleNamespace(resume_from=None)
-    with suppress(StoppedEarly), run_attempt(RANK_0) as this:
+    with suppress(StoppedEarly), run_attempt(RANK_0, print_error, print) as this:
         this.accept_settings(config)
         this.count_start(inputs)
         this.stop.defer()
@@ -94,7 +94,7 @@ def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
 ) -> None:
     """srun asks all tasks to stop once one of them has failed."""
     for name in ("end_now", "ignore_stops"):
-        monkeypatch.setattr(f"lmtrain.cli.pretrain.run_attempt_bookkeeping.{name}", lambda *_: None)
+        monkeypatch.setattr(f"lmtrain.start.run_attempt_bookkeeping.{name}", lambda *_: None)
     monkeypatch.setattr("lmtrain.train.in_loop.failed_start_counter.count_start", lambda *_: None)
     write(tmp_path, EARLIER)
     end(config, lambda: write(tmp_path, OTHERS) if is_written else None)

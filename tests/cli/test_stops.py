@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
+from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.errors import StoppedEarly
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import Stopped
+from lmtrain.start.run_attempt_bookkeeping import run_attempt
 from lmtrain.train.in_loop import save_and_stop_requests
 from lmtrain.train.in_loop.save_and_stop_requests import Allocation
 from tests.cli.harness import Toy, lmtrain, start
@@ -97,7 +98,7 @@ def test_every_signal_at_every_moment_of_a_start(toy: Toy, tmp_path: Path, actio
 
 def test_who_insists_before_the_settings_are_read_gets_words() -> None:
     message = "SIGUSR1: the settings were not read yet"
-    with pytest.raises(StoppedEarly, match=message), run_attempt(ProcessEnv()) as this:  # noqa: PT012
+    with pytest.raises(StoppedEarly, match=message), run_attempt(ProcessEnv(), print_error, print) as this:  # noqa: PT012
         os.kill(os.getpid(), signal.SIGUSR1)
         assert this.stop.requested == "SIGUSR1"
         raise Stopped("SIGUSR1")

@@ -34,7 +34,7 @@ ALLOWED = {
     "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
     "lmtrain.eval.harness.generate_until": "called by lm_eval",
     "lmtrain.cli.screen.print_facts_and_tables.render": "called by rich",
-    "lmtrain.cli.ranks.launch_ranks.prepare_pretrain": "called by the forking server",
+    "lmtrain.cli.ranks.process_options.prepare_pretrain": "called by the forking server",
     "lmtrain.observe.hang_watch.watchdog_companion_process.main_of_fork": "called by the forking server",
     "lmtrain.observe.sinks.weights_and_biases.main_of_child": "called by the child process, by its name",
     "lmtrain.parallel.weights.fsdp_sharding.allocate": "called by FSDP",

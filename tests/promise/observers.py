@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.cli.dataset_from_text import make_data_of_text
-from lmtrain.cli.ranks.launch_ranks import choose_layout
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.sample_dataset_interface import Dataset
@@ -43,6 +42,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.machine.choose_device import pick_device, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.fault_injection import arm
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.start.launch_ranks import choose_layout
 from lmtrain.train.layouts.dry_run_speed_and_memory import forecast_facts, planned_run, predict_step
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.run_objects_and_resume import Run
@@ -81,7 +81,7 @@ def forecast(bench: Bench, settings: Settings) -> Any:
 def layout(bench: Bench, settings: Settings) -> Any:
     """How a command of four processes shares out the work."""
     four = ProcessEnv(world_size=4, local_world_size=4, launcher="lmtrain", host="here")
-    config = choose_layout(config_of(settings), [], four, elastic=False)
+    config = choose_layout(config_of(settings), [], four, print, elastic=False)
     return (config.parallel.layout, config.recompute, config.train.micro_batch)
 
 

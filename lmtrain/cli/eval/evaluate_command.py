@@ -14,7 +14,7 @@ import typer
 
 from data_tools.read.find_input_files import Source, find_sources
 from lmtrain.cli.eval.existing_results import ResultsOrigin, check_results
-from lmtrain.cli.ranks.launch_ranks import (
+from lmtrain.cli.ranks.process_options import (
     NumPerNode,
     NumProcesses,
     ProcessOptions,

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.ranks import launch_ranks
-from lmtrain.cli.ranks.launch_ranks import ProcessOptions, choose_layout
-from lmtrain.cli.screen.print_messages_and_json import print_notice
+from lmtrain.cli.ranks import process_options
+from lmtrain.cli.screen.print_messages_and_json import print_error, print_notice, print_wait
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromBeginning, FromRun, Multirun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
+from lmtrain.start.launch_ranks import choose_layout
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.cli.pretrain.run_attempt_bookkeeping import Attempt
     from lmtrain.eval.evaluate_during_training import PlannedEvaluation
+    from lmtrain.start.run_attempt_bookkeeping import Attempt
     from lmtrain.train.loop import Summary
     from lmtrain.train.startup_checks.preflight import Inputs
 
@@ -37,14 +37,14 @@ def pretrain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
-    nproc: launch_ranks.NumProcesses = None,
-    nproc_per_node: launch_ranks.NumPerNode = None,
-    max_restarts: launch_ranks.MaxRestarts = None,
-    elastic: launch_ranks.Elastic = False,
+    nproc: process_options.NumProcesses = None,
+    nproc_per_node: process_options.NumPerNode = None,
+    max_restarts: process_options.MaxRestarts = None,
+    elastic: process_options.Elastic = False,
 ) -> None:
     """Pretrain a model, or continue a stopped run: the same command does both."""
-    processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
-    env, overrides = launch_ranks.detect_process(processes), list(overrides or [])
+    processes = process_options.ProcessOptions(nproc, nproc_per_node, max_restarts)
+    env, overrides = process_options.detect_process(processes), list(overrides or [])
     source: Any = {"from_run": from_run, "from_beginning": from_beginning, "name": config_name}
     if dry_run or print_config:
         restore_default_handlers()
@@ -55,7 +55,7 @@ def pretrain(
 
     from lmtrain.cli.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
-    from lmtrain.cli.pretrain.run_attempt_bookkeeping import run_attempt
+    from lmtrain.start.run_attempt_bookkeeping import run_attempt
     from lmtrain.start.settings_from_earlier_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
@@ -63,12 +63,12 @@ def pretrain(
     if dry_run or print_config:
         show = print_settings if print_config else print_preview
         with preview_data_of_text(compose(), overrides, needed=not print_config) as (checked, text):
-            return show(choose_layout(checked, overrides, env, elastic=elastic), env, as_json, text)
-    with run_attempt(env) as attempt:
+            return show(choose_layout(checked, overrides, env, print_notice, elastic=elastic), env, as_json, text)
+    with run_attempt(env, print_error, print_wait, raises_reported="--debug" in context.obj) as attempt:
         composed = compose()
         attempt.accept_settings(composed)
         make_data_of_text(composed, overrides, env, attempt.made_text, elastic=elastic)
-        config = attempt.config = choose_layout(composed, overrides, env, elastic=elastic)
+        config = attempt.config = choose_layout(composed, overrides, env, print_notice, elastic=elastic)
 
         # because: wrong settings are refused before these are imported
         from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
@@ -78,7 +78,7 @@ def pretrain(
         attempt.count_start(inputs, starts_ranks=processes.are_started)
         if processes.are_started:
             shared = None if plugin or from_run else composed
-            return launch_ranks.launch_training(context.obj, config, inputs, env, max_restarts, shared)
+            return process_options.launch_training(context.obj, config, inputs, env, max_restarts, shared)
         console = PlainConsole(stderr=as_json, quiet=env.rank > 0)
         summary = _train(attempt, inputs, evaluations, console)
         attempt.record_result(summary)

@@ -46,7 +46,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     start would make.
     """
     from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
-    from lmtrain.cli.ranks.launch_ranks import place_on_hardware
+    from lmtrain.cli.ranks.process_options import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.train.layouts.dry_run_speed_and_memory import dry_run_facts
     from lmtrain.train.layouts.ranks_and_memory_table import rank_rows

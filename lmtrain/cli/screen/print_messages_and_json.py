@@ -15,7 +15,7 @@ import typer
 
 from lmtrain.errors import LmtrainError, StoppedEarly
 from lmtrain.runtime.processes.command_watch import note_output
-from lmtrain.runtime.terminal_safe_text import escape_control_characters, warn, wrap_text
+from lmtrain.runtime.terminal_safe_text import escape_control_characters, wrap_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,10 +96,10 @@ def print_notice(message: str) -> None:
         print_message(PlainConsole(stderr=True), message)
 
 
-def warn_if_any(problem: str | None) -> None:
-    """Print a warning, unless there is none."""
-    if problem is not None:
-        warn(problem)
+def print_wait(text: str) -> None:
+    """Print on a terminal what is done in the seconds in which nothing else is printed."""
+    if sys.stderr.isatty():
+        echo(text, err=True, dim=True)
 
 
 def print_error(error: LmtrainError, advice: str = "") -> None:

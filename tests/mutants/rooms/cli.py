@@ -24,8 +24,8 @@ MUTANTS = [
     ),
     Mutant(
         name="reason_of_an_earlier_loss_told_again",
-        file="lmtrain/cli/ranks/launch_ranks.py",
-        function="launch_training",
+        file="lmtrain/start/launch_ranks.py",
+        function="launch_with_restarts",
         old="        stamp_before = stop_stamp(folder)\n        path = find_resume_checkpoint(config)\n",
         new="        path = find_resume_checkpoint(config)\n",
         breaks="stop.json and the exit keep the rank and the cause of the loss before, and what has ended the run is "

@@ -8,19 +8,15 @@ the duties of the stage that was reached.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
-from lmtrain.cli.ranks.launch_ranks import report_refusal
-from lmtrain.cli.screen.print_messages_and_json import echo, print_error, warn_if_any
 from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import (
+    AlreadyReported,
     LayoutError,
     LmtrainError,
     PeerLostError,
@@ -50,6 +46,8 @@ from lmtrain.runtime.processes.process_environment import (
     set_env_default,
 )
 from lmtrain.runtime.processes.stop_signals import Stopped, StopRequest, ignore_stops, stop_requests
+from lmtrain.runtime.terminal_safe_text import warn
+from lmtrain.start.launch_ranks import report_refusal
 from lmtrain.train.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -63,18 +61,26 @@ _STOP_MESSAGE_WAIT_S = 1.0
 
 
 @contextmanager
-def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
+def run_attempt(
+    env: ProcessEnv, report_error: Callable[[LmtrainError], None], report_wait: Callable[[str], None], *,
+    raises_reported: bool = False,
+) -> Iterator[Attempt]:  # fmt: skip
     """Context manager around one start of a run in this process: yield the Attempt, whose methods record how far it
     came. At the end raise StoppedEarly if the run was stopped and has saved.
+
+    `report_error` prints an error, `report_wait` what is done while nothing else is printed. After a printed error
+    AlreadyReported is raised, or with `raises_reported` the error itself.
 
     If this process fails before it has joined its peers, it sends them the error. If it is asked to stop while it has
     nothing to save, it exits with code 75. A failure after the run has begun is written to stop.json.
     """
     arm_from_env()
     with stop_requests() as stop_request:
-        attempt = Attempt(env, stop_request)
+        attempt = Attempt(env, stop_request, report_error, report_wait)
         try:
-            with attempt.changes, attempt.made_text, attempt.report_refusals(), attempt.cleanup:
+            with (
+                attempt.changes, attempt.made_text, attempt.report_refusals(raises=raises_reported), attempt.cleanup,
+            ):  # fmt: skip
                 yield attempt
         except Stopped as stopped:
             attempt.end_stopped(stopped)
@@ -85,8 +91,11 @@ def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
 class Attempt:
     """A start of a run in this process, a rank or a launcher: the progress made, and what must happen when it ends."""
 
-    def __init__(self, env: ProcessEnv, stop: StopRequest) -> None:
-        self.env, self.stop = env, stop
+    def __init__(
+        self, env: ProcessEnv, stop: StopRequest, report_error: Callable[[LmtrainError], None],
+        report_wait: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.env, self.stop, self._report_error, self._report_wait = env, stop, report_error, report_wait
         self.cleanup = ExitStack()  # closed when this start ends: counts it, records its failure
         self.changes = ExitStack()  # closed last: if this start was refused, undoes what it has written
         self.made_text = ExitStack()  # the same for the dataset of data.text, until the checks of its data are passed
@@ -105,9 +114,8 @@ class Attempt:
         self.stop.raise_at_once()
         if self.env.rank == 0:
             self.changes.enter_context(put_back_if_refused(folder, START_FILES, START_FOLDERS, METRICS))
-        if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
-            # because: what follows takes seconds, in which nothing else is printed
-            echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
+        if self.env.rank == 0 and not self.env.is_child:
+            self._report_wait(f"{config.run.dir}: looking at data and machine, then loading torch")
         path = folder / STOP_FILE
         if self.env.rank == 0 and os.path.lexists(path):
             path.unlink()
@@ -147,7 +155,7 @@ class Attempt:
 
         def report(error: LmtrainError) -> None:
             write_failure(Path(self.config.run.dir), error, self.env)
-            print_error(error)
+            self._report_error(error)
 
         config, env, folder = self.config, self.env, Path(self.config.run.dir)
         timeout_s = config.parallel.timeout_s
@@ -180,30 +188,31 @@ class Attempt:
             self.stop_error = kind(f"{cause} at step {summary.step} of {config.total_steps}: {_saved_state(config)}")
         code = self.stop_error.exit_code if self.stop_error else 0
         if self.env.rank > 0:
-            raise typer.Exit(code)  # because: rank 0 reports for all
-        warn_if_any(write_stop(Path(config.run.dir), cause or DONE, code, step=summary.step))
+            raise AlreadyReported(code)  # because: rank 0 reports for all
+        warn(write_stop(Path(config.run.dir), cause or DONE, code, step=summary.step))
         if for_good:
             (Path(config.run.dir) / STOP_FILE).unlink(missing_ok=True)
 
     @contextmanager
-    def report_refusals(self) -> Iterator[None]:
+    def report_refusals(self, *, raises: bool) -> Iterator[None]:
         """Context manager: if its body raises an LmtrainError before this process has joined the process group, send
         the error to the other ranks, so that they do not wait for it.
 
-        The error is raised in any case, also if it cannot be sent. The launcher of a node reports for all its ranks.
+        Then raise AlreadyReported, or with `raises` the error, also if it cannot be sent. The launcher of a node
+        reports for all its ranks.
         """
         try:
             yield
         except LmtrainError as error:
             if self.stop.rendezvous_started or not self.env.has_peers or error.is_from_peer:
                 raise
-            print_error(error)
+            self._report_error(error)
             # because: all ranks find a wrong layout, and that rank 0 is lost
             is_found_by_all = not self.has_settings or isinstance(error, LayoutError | PeerLostError)
             report_refusal(self.env, error, peers_fail_too=is_found_by_all)
-            if "--debug" in sys.argv:
+            if raises:
                 raise
-            raise typer.Exit(error.exit_code) from None
+            raise AlreadyReported(error.exit_code) from None
 
     @contextmanager
     def _record_failures(self) -> Iterator[None]:
@@ -214,7 +223,7 @@ class Attempt:
             yield
         except RanksDifferError as error:
             if self.env.rank > 0:
-                raise typer.Exit(error.exit_code) from None  # because: rank 0 reports for all
+                raise AlreadyReported(error.exit_code) from None  # because: rank 0 reports for all
             raise
         except LmtrainError as error:
             if self.env.has_peers and not self.stop.rendezvous_started:
@@ -261,7 +270,7 @@ class Attempt:
         if env.world_size == 1:
             raise error from None
         if env.rank == 0:
-            print_error(error)
+            self._report_error(error)
         end_now(error.exit_code)  # because: a process group whose members have left can block a normal exit
 
     def _write_unsaved_stop(self, cause: str) -> None:
@@ -271,7 +280,7 @@ class Attempt:
         # because: srun stops all tasks when one of them fails, and the launcher of that one has written the cause
         is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
         if self.env.rank == 0 and not is_written:
-            warn_if_any(write_unsaved_stop(Path(self.config.run.dir), cause))
+            warn(write_unsaved_stop(Path(self.config.run.dir), cause))
 
 
 def _way_to_less_memory(config: RunConfig) -> str:
