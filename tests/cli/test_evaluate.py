@@ -14,9 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 from data_tools.read.find_input_files import find_sources
-from lmtrain.cli.eval.evaluate_command import read_texts
 from lmtrain.cli.main import app
 from lmtrain.errors import LmtrainError
+from lmtrain.start.evaluation.tasks_and_texts import read_texts
 from tests.cli.harness import Toy, lmtrain
 
 PROMPT = "def read(path):\n\n    "  # what it goes on from ends with spaces

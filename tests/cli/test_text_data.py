@@ -193,7 +193,7 @@ def test_a_dry_run_makes_nothing_and_says_what_a_start_would(
     words = [f"data.text={notes}", *tiny(toy, tmp_path / "run", train__steps=3)]
     exact = plan(*words)
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr("lmtrain.cli.dataset_from_text._PREVIEW_BYTES", notes.stat().st_size // 3)
+    monkeypatch.setattr("lmtrain.start.dataset_from_text._PREVIEW_BYTES", notes.stat().st_size // 3)
     limit = 0.9 * exact["epochs"]  # because: the beginning of the text alone would be read three times as often
     estimated = plan(*words, f"data.max_epochs={3 * limit}")
     assert "epochs" not in estimated.get("warning", "")

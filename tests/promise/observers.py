@@ -25,7 +25,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
-from lmtrain.cli.dataset_from_text import make_data_of_text
+from lmtrain.cli.screen.print_messages_and_json import progress
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.data.assemble_training_data import open_datasets
 from lmtrain.data.sample_dataset_interface import Dataset
@@ -42,6 +42,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.machine.choose_device import pick_device, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.fault_injection import arm
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.start.dataset_from_text import make_data_of_text
 from lmtrain.start.launch_ranks import choose_layout
 from lmtrain.train.layouts.dry_run_speed_and_memory import forecast_facts, planned_run, predict_step
 from lmtrain.train.run_config import RunConfig
@@ -108,7 +109,7 @@ def made_of_text(bench: Bench, settings: Settings) -> Any:
     config = compose(RunConfig, typed(settings))
     try:
         with ExitStack() as made_text:
-            make_data_of_text(config, [], ProcessEnv(), made_text)
+            make_data_of_text(config, [], ProcessEnv(), made_text, print, progress)
     except SettingsError:
         return "refused"
     _, model, data = load_data(config)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_tools.read.find_input_files import Source, find_sources
+from data_tools.read.find_input_files import find_sources
 from lmtrain.cli.eval.existing_results import ResultsOrigin, check_results
 from lmtrain.cli.ranks.process_options import (
     NumPerNode,
@@ -44,7 +42,6 @@ from lmtrain.similar_path import missing_path, paths_in_one_word
 if TYPE_CHECKING:
     from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
     from lmtrain.cli.eval.run_tasks import Job, Options
-    from lmtrain.eval.read_texts import TextInput
 
 Layout = Annotated[
     list[str] | None,
@@ -264,6 +261,7 @@ def build_jobs(
     """
     from lmtrain.eval.task import TextTask, all_tasks, find_task
     from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
+    from lmtrain.start.evaluation.tasks_and_texts import read_texts
     from lmtrain.units import plural
 
     task_ids, data_options = task_ids or [], data_options or []
@@ -334,31 +332,6 @@ def check_tasks_fit(
         for source in sources:
             check_kind(task, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
             choose_window(task, source.settings.shape.seq_len, seq_len, stride)
-
-
-def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
-    """Read all documents of the input files `sources` into memory and return them with a SHA-256, which is that of the
-    file if there is only one, else of all documents.
-
-    `key` is the key or column of the text; `report` receives the number of bytes read.
-    """
-    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts
-    from lmtrain.eval.read_texts import TextInput
-
-    texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))
-    texts_with_paths = list(texts.iterate_with_paths())
-    documents = [text for _, text in texts_with_paths]
-    files = {str(path): count for path, count in Counter(path for path, _ in texts_with_paths).items()}
-    if len(sources) == 1 and sources[0].num_bytes:
-        with open(sources[0].path, "rb") as file:
-            return TextInput(
-                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file", files
-            )
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.encode() + b"\0")
-    name = str(sources[0].path) if len(sources) == 1 else f"{len(sources)} files, the first {sources[0].path}"
-    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it", files)
 
 
 def _print_tasks(as_json: bool) -> None:

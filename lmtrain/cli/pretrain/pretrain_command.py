@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.ranks import process_options
-from lmtrain.cli.screen.print_messages_and_json import print_error, print_notice, print_wait
+from lmtrain.cli.screen.print_messages_and_json import print_error, print_notice, print_wait, progress
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromBeginning, FromRun, Multirun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 from lmtrain.start.launch_ranks import choose_layout
@@ -53,8 +53,8 @@ def pretrain(
 
         return run_sweep(context.obj, overrides, env, config_dir=config_dir, elastic=elastic, **source)
 
-    from lmtrain.cli.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
+    from lmtrain.start.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.start.run_attempt_bookkeeping import run_attempt
     from lmtrain.start.settings_from_earlier_run import compose_run
 
@@ -62,19 +62,19 @@ def pretrain(
     compose = partial(compose_run, overrides, report=report, config_dir=config_dir, **source)
     if dry_run or print_config:
         show = print_settings if print_config else print_preview
-        with preview_data_of_text(compose(), overrides, needed=not print_config) as (checked, text):
+        with preview_data_of_text(compose(), overrides, print_notice, needed=not print_config) as (checked, text):
             return show(choose_layout(checked, overrides, env, print_notice, elastic=elastic), env, as_json, text)
     with run_attempt(env, print_error, print_wait, raises_reported="--debug" in context.obj) as attempt:
         composed = compose()
         attempt.accept_settings(composed)
-        make_data_of_text(composed, overrides, env, attempt.made_text, elastic=elastic)
+        make_data_of_text(composed, overrides, env, attempt.made_text, print_notice, progress, elastic=elastic)
         config = attempt.config = choose_layout(composed, overrides, env, print_notice, elastic=elastic)
 
         # because: wrong settings are refused before these are imported
-        from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
         from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
+        from lmtrain.start.prepare_inputs_and_eval_tasks import prepare_inputs
 
-        inputs, evaluations = prepare_inputs(config, env)
+        inputs, evaluations = prepare_inputs(config, env, progress)
         attempt.count_start(inputs, starts_ranks=processes.are_started)
         if processes.are_started:
             shared = None if plugin or from_run else composed
@@ -91,8 +91,8 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvalu
     call it. A run without stages counts as one stage. `evaluations` holds a list for each of these stages. Return a
     summary of them together.
     """
-    from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
+    from lmtrain.start.prepare_inputs_and_eval_tasks import build_evaluation
     from lmtrain.train.loop import train
     from lmtrain.train.ranks.compare_ranks_at_start import check_ranks_agree
     from lmtrain.train.set_up_run import open_run

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_message, print_text
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_message, print_text, progress
 from lmtrain.units import format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.cli.dataset_from_text import TextPreview
     from lmtrain.runtime.processes.process_environment import ProcessEnv
+    from lmtrain.start.dataset_from_text import TextPreview
     from lmtrain.train.loop import Summary
     from lmtrain.train.run_config import RunConfig
 
@@ -45,15 +45,15 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     what each rank would hold, for --dry-run. If `config` names a temporary dataset, `text` describes the one that a
     start would make.
     """
-    from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
     from lmtrain.cli.ranks.process_options import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
+    from lmtrain.start.prepare_inputs_and_eval_tasks import prepare_inputs
     from lmtrain.train.layouts.dry_run_speed_and_memory import dry_run_facts
     from lmtrain.train.layouts.ranks_and_memory_table import rank_rows
     from lmtrain.train.layouts.run_stages_table import dry_run_facts_of_stages
 
     arm_from_env()
-    inputs, _ = prepare_inputs(config, place_on_hardware(config, env), starts_run=False)
+    inputs, _ = prepare_inputs(config, place_on_hardware(config, env), progress, starts_run=False)
     if env.rank > 0:
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size

@@ -46,7 +46,7 @@ Elastic = Annotated[
 COMPANION_FUNCTION = "lmtrain.observe.hang_watch.watchdog_companion_process:main_of_fork"
 PREPARE_FUNCTION = "lmtrain.cli.ranks.process_options:prepare_pretrain"
 TRAINING_IMPORTS = (  # for every training run
-    "lmtrain.cli.main", "lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks",
+    "lmtrain.cli.main", "lmtrain.start.prepare_inputs_and_eval_tasks",
     "lmtrain.start.settings_from_earlier_run", "lmtrain.cli.pretrain.pretrain_command",
     "lmtrain.cli.pretrain.print_dry_run_and_summary", "lmtrain.cli.screen.print_facts_and_tables",
     "lmtrain.start.run_attempt_bookkeeping", "lmtrain.config.compose_run_settings",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 
 import typer
 
-from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text
+from lmtrain.cli.screen.print_messages_and_json import echo, print_notice, print_text, progress
 from lmtrain.cli.shared_options import (
     ConfigDir,
     ConfigName,
@@ -494,14 +494,14 @@ def _check_runs(runs: Iterable[tuple[RunConfig, list[str]]], ranks_per_node: int
     """Check the settings, data and folder of each run, given as (settings, overrides), and raise an LmtrainError if one
     could not start. A dataset that several runs will make from the same data.text is made for the checks only once.
     """
-    from lmtrain.cli.dataset_from_text import preview_data_of_text
+    from lmtrain.start.dataset_from_text import preview_data_of_text
 
     with ExitStack() as previews:
         known: dict[str, DataChoice] = {}
         for config, overrides in runs:
             digest = config.data.digest()
             if digest not in known:
-                known[digest] = previews.enter_context(preview_data_of_text(config, overrides))[0].data
+                known[digest] = previews.enter_context(preview_data_of_text(config, overrides, print_notice))[0].data
             _check_run(replace(config, data=known[digest]), ranks_per_node)
 
 
@@ -510,11 +510,11 @@ def _check_run(config: RunConfig, ranks_per_node: int) -> None:
     `pretrain --dry-run` does; this machine's own devices are not checked. Print warnings, and raise an LmtrainError on
     errors.
     """
-    from lmtrain.cli.pretrain.prepare_inputs_and_eval_tasks import prepare_inputs
+    from lmtrain.start.prepare_inputs_and_eval_tasks import prepare_inputs
     from lmtrain.train.startup_checks.preflight import check_run_folder
 
     env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
-    inputs, _ = prepare_inputs(config, env, starts_run=False)
+    inputs, _ = prepare_inputs(config, env, progress, starts_run=False)
     for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, check_lock=False)):
         print_notice(warning)
 

@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         name="documents_run_together_in_the_hash",
-        file="lmtrain/cli/eval/evaluate_command.py",
+        file="lmtrain/start/evaluation/tasks_and_texts.py",
         function="read_texts",
         old='digest.update(document.encode() + b"\\0")',
         new="digest.update(document.encode())",

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from data_tools.read.find_input_files import find_sources
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.cli.eval.evaluate_command import read_texts
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor_parallel import label_scores
+from lmtrain.start.evaluation.tasks_and_texts import read_texts
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.models.first_weights import start

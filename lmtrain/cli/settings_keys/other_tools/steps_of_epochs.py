@@ -23,16 +23,16 @@ def count_epoch(words: Sequence[str]) -> tuple[int, int, bool] | None:
     None if they are wrong, or if the dataset or the text is not there or is very large. A text is encoded, or the
     beginning of a long one.
     """
-    from lmtrain.cli.dataset_from_text import preview_data_of_text
     from lmtrain.data.data_settings import DataSettings
     from lmtrain.data.store.indexed_dataset import dataset_file
+    from lmtrain.start.dataset_from_text import preview_data_of_text
     from lmtrain.train.startup_checks.preflight import load_data
 
     with tempfile.TemporaryDirectory() as folder, suppress(LmtrainError, OSError), redirect_stderr(io.StringIO()):
         config = compose(RunConfig, [*words, f"data.index_dir={folder}"])
         if config.stages or not isinstance(config.data, DataSettings):
             return None
-        with preview_data_of_text(config, words) as (checked, text):
+        with preview_data_of_text(config, words, lambda _: None) as (checked, text):
             assert isinstance(checked.data, DataSettings)
             if dataset_file(Path(checked.data.path), ".idx").stat().st_size > _MAX_INDEX_BYTES:
                 return None

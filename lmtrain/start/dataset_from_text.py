@@ -1,6 +1,6 @@
-"""`data.text`: the tokenizer and the dataset that a run makes of a text before it begins, and what is printed on them.
+"""`data.text`: the tokenizer and the dataset that a run makes of a text before it begins, and what is told of them.
 
-Called by pretrain between the settings and preflight, and by dry runs. The work is done by
+Called between the settings and preflight, and by dry runs. The work is done by
 data_tools.preprocess.tokenizer_and_dataset_from_text.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, resolve_checkpoint
-from lmtrain.cli.screen.print_messages_and_json import print_notice, progress
 from lmtrain.config.settings_base import show
 from lmtrain.config.typed_words import typed_words, without_settings
 from lmtrain.data.data_settings import DataSettings
@@ -34,16 +33,18 @@ from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from data_tools.preprocess.tokenizer_and_dataset_from_text import Report, TextDataset, TextFolder, TextRequest
+    from lmtrain.observe.screen.command_progress import ShowProgress
 
 _PREVIEW_BYTES = 4 << 20  # because: a tokenizer is trained on so much text in a second or two
 
 
 def make_data_of_text(
-    config: RunConfig, overrides: Sequence[str], env: ProcessEnv, made_text: ExitStack, *, elastic: bool = False
-) -> None:
-    """Make a tokenizer and a dataset from the text files of data.text, unless an earlier start has, and print what was
-    made; do nothing without data.text. Every process may call this: rank 0 makes them, the others wait. Raise an
-    LmtrainError if the text is too large or has changed since then, or if the run could not start on this machine.
+    config: RunConfig, overrides: Sequence[str], env: ProcessEnv, made_text: ExitStack,
+    report: Callable[[str], None], show_progress: ShowProgress, *, elastic: bool = False,
+) -> None:  # fmt: skip
+    """Make a tokenizer and a dataset from the text files of data.text, unless an earlier start has, and tell `report`
+    what was made; do nothing without data.text. Every process may call this: rank 0 makes them, the others wait. Raise
+    an LmtrainError if the text is too large or has changed since then, or if the run could not start on this machine.
 
     `overrides` are the settings of the command line, for the commands that a message suggests; `elastic` means that the
     layout is still to be adapted to the processes. If `made_text` is closed by a refusal, what was made is removed.
@@ -64,20 +65,20 @@ def make_data_of_text(
     with _explain_changed_text(data):
         made = _find_made(config, data, request)
         if made is not None:
-            print_notice(
+            report(
                 f"data.text={show(data.text)} is unchanged: {data.path} was made of it at an earlier start "
                 f"({_describe_dataset(made)})"
             )
             return
         _check_size(request, data, overrides)
         if notice := request.suffixes.left_out(request.texts):
-            print_notice(split_ways(notice)[0])
+            report(split_ways(notice)[0])
         check_output_folder(Path(config.run.dir), f"run.dir={config.run.dir}", check_lock=True)
-        with _show_progress() as report:
-            making = folder.make(request, report, print_notice, replaces=_is_unused(config, data))
+        with _show_steps(show_progress) as report_step:
+            making = folder.make(request, report_step, report, replaces=_is_unused(config, data))
             made = made_text.enter_context(making)
     for line in _describe(made, data, folder):
-        print_notice(line)
+        report(line)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class TextPreview:
 
 @contextmanager
 def preview_data_of_text(
-    config: RunConfig, overrides: Sequence[str], *, needed: bool = True
+    config: RunConfig, overrides: Sequence[str], report: Callable[[str], None], *, needed: bool = True
 ) -> Iterator[tuple[RunConfig, TextPreview | None]]:
     """Context manager for a dry run: yield (settings to check, preview of the dataset that a real start would make from
     data.text). The settings name a temporary dataset, made of the text's first 4 MiB at most. The preview is None, and
@@ -163,7 +164,7 @@ def preview_data_of_text(
     with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
         prefix, is_whole = Path(name) / TEXT_PREFIX, num_bytes <= _PREVIEW_BYTES
         sample = request if is_whole else write_sample(request, Path(name), _PREVIEW_BYTES)
-        with _text_folder(prefix).make(sample, lambda *step: None, print_notice) as made:
+        with _text_folder(prefix).make(sample, lambda *step: None, report) as made:
             share = 1.0 if is_whole else min(made.num_bytes / num_bytes, 1.0)
             changed: dict[str, Any] = {key: entry.default for key, entry in data.text_fields().items()}
             changed |= {"max_epochs": data.max_epochs if is_whole else None}  # because: a part would be read more often
@@ -316,12 +317,11 @@ def _name_of_texts(texts: Sequence[str]) -> str:
 
 
 @contextmanager
-def _show_progress() -> Iterator[Report]:
+def _show_steps(show_progress: ShowProgress) -> Iterator[Report]:
     """Context manager: show a progress display while the dataset is made. Yield a function `(step, done, total)` to
     call with the name of the step under way and the bytes done and in all.
     """
-    with progress("read", "bytes", interrupted="the same command goes on where this one was.") as shown:
-
+    with show_progress("read", "bytes", "the same command goes on where this one was.") as shown:
         earlier: dict[str, int] = {}  # by step: what was done when it was first reported, perhaps by an earlier start
 
         def show(step: str, done: int, total: int) -> None:

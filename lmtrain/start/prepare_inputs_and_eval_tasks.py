@@ -1,7 +1,8 @@
 """The inputs of a run, and the evaluations during it: read and check eval.tasks before the run begins, then pass them
 to the training loop.
 
-Called by pretrain. The training code knows no tasks and the evaluation code no runs; this module joins them.
+Called by everything that starts a run or checks whether it could. The training code knows no tasks and the evaluation
+code no runs; this module joins them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.cli.screen.print_messages_and_json import progress
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, own, spelling_hint
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX
 from lmtrain.runtime.processes.process_environment import ProcessEnv
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
     from lmtrain.eval.evaluate_during_training import PlannedEvaluation
     from lmtrain.eval.read_texts import TextInput
     from lmtrain.eval.task import Task
+    from lmtrain.observe.screen.command_progress import ShowProgress
     from lmtrain.train.in_loop.validate_and_evaluate import Evaluation
 
 
 def prepare_inputs(
-    config: RunConfig, env: ProcessEnv, *, starts_run: bool = True
+    config: RunConfig, env: ProcessEnv, show_progress: ShowProgress, *, starts_run: bool = True
 ) -> tuple[Inputs, list[list[PlannedEvaluation]]]:
     """Check that a run can start on this machine with its data and checkpoints, and read the data of `eval.tasks`.
     Return the run's inputs (data, tokenizer, start checkpoint), and for each stage still to be trained its list of
     evaluations.
 
     If checkpoint.init_from names a folder of Hugging Face or Megatron-LM, import it last of all, unless nothing is to
-    be trained (`starts_run=False`).
+    be trained (`starts_run=False`); `show_progress` shows how far it is.
     """
     checked = preflight(config, env, starts_run=starts_run, read_foreign=read_foreign_weights)
     prepared = [prepare_eval_tasks(stage, inputs) for stage, inputs in checked.stages(config)]
     first, *later = [inputs for inputs, _ in prepared]
     inputs = replace(first, later_stages=tuple(later))
     evaluations = [planned for _, planned in prepared]
-    return import_first_weights(config, inputs, progress) if starts_run else inputs, evaluations
+    return import_first_weights(config, inputs, show_progress) if starts_run else inputs, evaluations
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:
@@ -151,9 +152,9 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
     format, else all documents of the text file or folder `data`, read into memory.
     """
     from data_tools.read.find_input_files import find_sources
-    from lmtrain.cli.eval.evaluate_command import read_texts
     from lmtrain.eval.task import TextTask
     from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
+    from lmtrain.start.evaluation.tasks_and_texts import read_texts
 
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):
         return Path(data)
