@@ -19,7 +19,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, leave_out, own, spelling_hint, way
+from lmtrain.errors import (
+    DataError,
+    MissingInputError,
+    UsageError,
+    join_few,
+    leave_out,
+    own,
+    spelling_hint,
+    split_ways,
+    way,
+)
 from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
 from lmtrain.similar_path import missing_path, paths_in_one_word
 from lmtrain.units import plural
@@ -190,6 +200,28 @@ class TextSuffixes:
     def _text_kind(self, path: Path) -> tuple[str, str]:
         """Return (kind, codec) of a file of text with one of the suffixes."""
         return "text", codec_of(path.name)
+
+
+def resolve_text_inputs(
+    inputs: Sequence[str], format_: str | None, suffixes: Sequence[str] | None, report: Callable[[str], None]
+) -> Inputs:
+    """Find the files that the inputs name (files, folders, globs, or "-" for standard input) and report a notice about
+    files in folders that are not text. `format_` is the format of standard input and of unknown suffixes; raise
+    UsageError if it applies to no input. Files with one of the `suffixes` are text.
+    """
+    text_suffixes = TextSuffixes(tuple(dict.fromkeys(suffixes or ())))
+    sources = text_suffixes.resolve(inputs)
+    notice = text_suffixes.left_out(inputs)
+    resolved = [source if isinstance(source, Source) else resolve_input(str(source), format_) for source in sources]
+    if format_ is not None and all(isinstance(given, Source) or isinstance(source, str)
+                                   for given, source in zip(sources, resolved, strict=True)):  # fmt: skip
+        raise UsageError(
+            f"--format={format_} applies only to standard input (-) and to files with an unknown suffix that are named "
+            f"one by one, and the inputs have neither. {leave_out()}. {notice}".strip()
+        )
+    if notice:
+        report(split_ways(notice)[0])
+    return resolved
 
 
 def _name_kind(path: Path) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from lmtrain.api.check_arguments import check_dtype, checked
-from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit
-from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout, evaluate_one
 from lmtrain.errors import UsageError
 from lmtrain.exchange.find_model_at_path import find_model
+from lmtrain.observe.screen.command_progress import ProgressReporter
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.runtime.terminal_safe_text import write_line
+from lmtrain.start.evaluation.run_tasks import Options, Session, Views, choose_layout, evaluate_one
+from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
 
 
 @checked
@@ -37,12 +41,20 @@ def evaluate(
         raise UsageError(f"device={device} is not a device that evaluations run on. Use cpu or cuda, or leave it out.")
     if str(data) == "-":
         raise UsageError("data=- is standard input, which a Python program does not hand over. Give a file.")
-    jobs = build_jobs([task], [str(data)], None if baseline is None else Path(baseline), format, key)
+    jobs = build_jobs(
+        [task], [str(data)], None if baseline is None else Path(baseline), format, key,
+        report=lambda notice: write_line(notice, sys.stderr),
+    )  # fmt: skip
     source, process = find_model(Path(path), weights), ProcessEnv()
     check_tasks_fit(jobs, [source], seq_len)
     options = Options(
         baseline=None if baseline is None else Path(baseline), batch_size=batch_size, stride=stride, seq_len=seq_len,
-        limit=limit, device=device or "auto", precision=dtype, output=None, samples=None, as_json=False, full=False,
+        limit=limit, device=device or "auto", precision=dtype, output=None, samples=None,
     )  # fmt: skip
-    session = Session(jobs, options, process, [choose_layout([], source.settings, process)], quiet=True)
-    return evaluate_one(source, session)
+    views = Views(_ignore, lambda activity, unit, note: nullcontext(ProgressReporter(activity, unit)), _ignore)
+    session = Session(jobs, options, process, [choose_layout([], source.settings, process)], views)
+    return evaluate_one(source, session, _ignore)
+
+
+def _ignore(*shown: object) -> None:
+    """Show nothing of an evaluation whose result is returned."""

@@ -342,12 +342,14 @@ def _check_job(params: Mapping[str, Any]) -> None:
 
 
 def _check_evaluation(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.eval.evaluate_command import build_jobs, check_tasks_fit, refuse_loose_files
+    from lmtrain.cli.eval.evaluate_command import refuse_loose_files
     from lmtrain.exchange.find_model_at_path import find_model
+    from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
 
     if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):
         refuse_loose_files(params["layout"] or [])
-        jobs = build_jobs(*(params[name] for name in ("task", "data", "baseline", "format_", "key", "suffix")))
+        names = ("task", "data", "baseline", "format_", "key", "suffix")
+        jobs = build_jobs(*(params[name] for name in names), report=lambda _: None)
         source = find_model(params["checkpoint"], params["weights"])
         check_tasks_fit(jobs, [source], params["seq_len"], params["stride"])
 

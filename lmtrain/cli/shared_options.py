@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import OutputError, UsageError, leave_out, own, split_ways, way
+from lmtrain.errors import OutputError, UsageError, leave_out, own, way
 from lmtrain.runtime.files.existing_output import Kind, check_output
 from lmtrain.similar_path import paths_in_one_word
 from lmtrain.units import parse_bytes, parse_count
@@ -241,25 +241,10 @@ def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.pa
 
 
 def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequence[str] | None = None) -> Inputs:
-    """Find the files that the inputs name (files, folders, globs, or "-" for standard input) and print a notice about
-    files in folders that are not text. `format_` is the format of standard input and of unknown suffixes; raise
-    UsageError if it applies to no input. Files with one of the `suffixes` are text.
-    """
-    from data_tools.read.find_input_files import Source, TextSuffixes, resolve_input
+    """Find the files that the inputs name, as `find_input_files.resolve_text_inputs` does, and print its notice."""
+    from data_tools.read.find_input_files import resolve_text_inputs
 
-    text_suffixes = TextSuffixes(tuple(dict.fromkeys(suffixes or ())))
-    sources = text_suffixes.resolve(inputs)
-    notice = text_suffixes.left_out(inputs)
-    resolved = [source if isinstance(source, Source) else resolve_input(str(source), format_) for source in sources]
-    if format_ is not None and all(isinstance(given, Source) or isinstance(source, str)
-                                   for given, source in zip(sources, resolved, strict=True)):  # fmt: skip
-        raise UsageError(
-            f"--format={format_} applies only to standard input (-) and to files with an unknown suffix that are named "
-            f"one by one, and the inputs have neither. {leave_out()}. {notice}".strip()
-        )
-    if notice:
-        print_notice(split_ways(notice)[0])
-    return resolved
+    return resolve_text_inputs(inputs, format_, suffixes, print_notice)
 
 
 def refuse_unused_key(sources: Sequence[Source], key: str) -> None:

@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from contextlib import suppress
+from typing import TextIO
 
 # characters that move the cursor, change the terminal's state, reverse the order of letters, or are invalid
 _CONTROL_CHARACTERS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
@@ -60,5 +61,10 @@ def warn(text: str | None) -> None:
         return
     errors = sys.stderr  # looked up on each call, because a live view may have replaced it
     with suppress(OSError):
-        errors.write(f"warning: {plain_text(text)}\n")
-        errors.flush()
+        write_line(f"warning: {plain_text(text)}", errors)
+
+
+def write_line(text: str, stream: TextIO) -> None:
+    """Write a line with its control characters escaped, at once."""
+    stream.write(f"{escape_control_characters(text)}\n")
+    stream.flush()

@@ -15,12 +15,13 @@ import lmtrain.eval.load_model
 import lmtrain.parallel.mesh
 import lmtrain.runtime.processes.process_group  # noqa: F401
 from lmtrain.checkpoint.tensor_reader import CheckpointReader  # noqa: F401
-from lmtrain.cli.eval.run_tasks import Options, Session, choose_layout
+from lmtrain.cli.eval.print_evaluation import EvaluationScreen
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.start.evaluation.run_tasks import Options, Session, choose_layout
 from tests.layouts.memory import living_tensors, storages
 
 
@@ -38,9 +39,10 @@ def main() -> None:
     parallel = choose_layout(words, subject.settings, env)
     options = Options(
         baseline=None, batch_size=4, stride=None, seq_len=None, limit=None, device="cpu", precision="fp32", output=None,
-        samples=None, as_json=False, full=False,
+        samples=None,
     )  # fmt: skip
-    with Session([], options, env, [parallel], quiet=True).open_loader() as load:
+    views = EvaluationScreen(is_quiet=True, as_json=False, full=False).views()
+    with Session([], options, env, [parallel], views).open_loader() as load:
         loaded = load(subject, 0)
         after = storages(living_tensors())
         held_bytes = sum(size for at, (size, _) in after.items() if at not in before)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_tools.read.find_input_files import find_sources
-from lmtrain.cli.eval.existing_results import ResultsOrigin, check_results
 from lmtrain.cli.ranks.process_options import (
     NumPerNode,
     NumProcesses,
@@ -19,7 +16,7 @@ from lmtrain.cli.ranks.process_options import (
     detect_process,
     launch_evaluation,
 )
-from lmtrain.cli.screen.print_messages_and_json import print_json, say_already_there
+from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, say_already_there
 from lmtrain.cli.settings_keys.shell_completion import complete_task
 from lmtrain.cli.shared_options import (
     Device,
@@ -31,17 +28,16 @@ from lmtrain.cli.shared_options import (
     Weights,
     refuse_unused_options,
     refuse_unused_overwrite,
-    resolve_text_inputs,
 )
-from lmtrain.errors import MissingInputError, OutputError, UsageError, fill_in, leave_out, way
+from lmtrain.errors import OutputError, UsageError, way
 from lmtrain.runtime.files.atomic_files import check_output_folder, read_json, refuse_special_file
 from lmtrain.runtime.files.existing_output import Found
 from lmtrain.runtime.processes.stop_signals import unblock_stops
-from lmtrain.similar_path import missing_path, paths_in_one_word
+from lmtrain.start.evaluation.existing_results import ResultsOrigin, check_results
+from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
 
 if TYPE_CHECKING:
-    from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
-    from lmtrain.cli.eval.run_tasks import Job, Options
+    from lmtrain.start.evaluation.run_tasks import Options
 
 Layout = Annotated[
     list[str] | None,
@@ -132,32 +128,33 @@ def evaluate(
     refuse_unused_overwrite(overwrite, output, samples, subject="results that are only printed")
     _check_outputs(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
-    jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key, suffix)
+    jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key, suffix, report=print_notice)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
     processes = ProcessOptions(nproc, nproc_per_node)
     env = detect_process(processes)
 
-    from lmtrain.cli.eval.run_tasks import (
+    from lmtrain.cli.eval.print_evaluation import EvaluationScreen
+    from lmtrain.exchange.find_model_at_path import find_model
+    from lmtrain.start.evaluation.compare_results import compare_files, compare_models
+    from lmtrain.start.evaluation.run_tasks import (
         Options,
         Session,
         check_device,
         choose_layout,
-        compare_files,
-        compare_models,
         evaluate_one,
         evaluate_steps,
         find_step_checkpoints,
     )
-    from lmtrain.exchange.find_model_at_path import find_model
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
-        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
+        precision=precision, output=output, samples=samples,
     )  # fmt: skip
+    screen = EvaluationScreen(is_quiet=env.rank > 0, as_json=as_json, full=full)
     if compare is not None and compares_files:
-        options = _check_existing(options, ResultsOrigin.of(context.params, compare, []), overwrite)
-        return compare_files(*compare, options)
+        options = _check_existing(options, ResultsOrigin.of(context.params, compare, []), overwrite, as_json)
+        return screen.print_comparison(compare_files(*compare, options))
     unblock_stops()
     # because: errors are reported at once if the checks come before the import of torch
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
@@ -174,15 +171,15 @@ def evaluate(
         )
     texts = [*(data or []), *([str(baseline)] if baseline is not None else [])]
     origin = ResultsOrigin.of(context.params, [source.path for source in sources], texts)
-    options = _check_existing(options, origin, overwrite)
+    options = _check_existing(options, origin, overwrite, as_json)
     if processes.are_started:
         return launch_evaluation(context.obj, env)
-    session = Session(jobs, options, env, layouts)
+    session = Session(jobs, options, env, layouts, screen.views())
     if compare is not None:
-        return compare_models(sources, session)
+        return screen.print_comparison(compare_models(sources, session))
     if steps is not None:
-        return evaluate_steps(sources, session)
-    evaluate_one(sources[0], session)
+        return screen.print_curves(evaluate_steps(sources, session, screen.print_step_result))
+    evaluate_one(sources[0], session, screen.print_result)
     return None
 
 
@@ -238,100 +235,18 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
         raise UsageError(f"--output and --samples cannot both be {output}. Give two different files.")
 
 
-def _check_existing(options: Options, origin: ResultsOrigin, overwrite: bool) -> Options:
+def _check_existing(options: Options, origin: ResultsOrigin, overwrite: bool, as_json: bool) -> Options:
     """Return the options of an evaluation of this origin with what is at the place of its outputs. Raise OutputError if
     that must not be replaced, and typer.Exit after a message if it is what the evaluation would write.
     """
     found = check_results(options.output, options.samples, origin, overwrite=overwrite)
     if found is Found.SAME and options.output is not None:
-        if options.as_json:
+        if as_json:
             print_json(read_json(options.output), ensure_ascii=False)
         else:
             say_already_there(options.output)
         raise typer.Exit
     return replace(options, origin=origin, replaces=found is Found.OTHER)
-
-
-def build_jobs(
-    task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str,
-    suffixes: list[str] | None = None,
-) -> list[Job]:  # fmt: skip
-    """Return a pair (task, function that reads its data) for each --task ID (`task_ids`) and the --data PATH at the
-    same position (`data_options`). Raise UsageError or MissingInputError if they do not fit or do not exist.
-    """
-    from lmtrain.eval.task import TextTask, all_tasks, find_task
-    from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
-    from lmtrain.start.evaluation.tasks_and_texts import read_texts
-    from lmtrain.units import plural
-
-    task_ids, data_options = task_ids or [], data_options or []
-    tasks = [find_task(name) for name in task_ids]
-    if not task_ids:
-        measured = way(*["--task", "perplexity"] * max(1, len(data_options)))
-        raise UsageError(
-            f"No --task was given. Use {measured} for the loss on any text; `lmtrain eval --list` shows the others."
-        )
-    if len(task_ids) != len(data_options):
-        way_out = "Give as many of one as of the other"
-        if missing := ["--data", "PATH"] * (len(task_ids) - len(data_options)):
-            way_out = f"Add {fill_in(*missing)}"
-        raise UsageError(
-            f"Each --task needs its own --data, but {plural(len(task_ids), 'task')} and "
-            f"{plural(len(data_options), '--data option')} were given. {way_out}; `lmtrain eval --list` shows which "
-            "data each task reads."
-        )
-    if baseline is not None and not any(task.compares for task in tasks):
-        usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)
-        raise UsageError(
-            f"--baseline={baseline} needs a task that scores whole documents. {leave_out()}, or choose one of these "
-            f"tasks: {usable_tasks}."
-        )
-
-    def is_data(path: Path) -> bool:
-        return path.exists() or dataset_prefix(path) is not None
-
-    jobs: list[Job] = []
-    reads_text = False
-    for task, source in zip(tasks, data_options, strict=True):
-        prefix = dataset_prefix(Path(source))
-        if prefix is not None or not isinstance(task, TextTask):
-            if prefix is None and not Path(source).exists():
-                hint = "Give a file or a .bin/.idx prefix."
-                raise MissingInputError(missing_path(source, hint, is_data, option="--data="))
-            jobs.append((task, partial(lambda path, report: path, Path(source))))
-        elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
-            if paths_in_one_word(source):
-                raise UsageError(
-                    f"--data={source} is several paths in one word, and a task reads one: a file, a folder or a glob. "
-                    "Repeat --task and --data for each."
-                )
-            hint = "Give a file, a folder or a .bin/.idx prefix."
-            raise MissingInputError(missing_path(source, hint, is_data, option="--data="))
-        else:
-            found = find_sources(resolve_text_inputs([source], format_, suffixes))
-            jobs.append((task, partial(read_texts, found, key)))
-            reads_text = True
-    suffix = suffixes[0] if suffixes else None
-    for option, value in (("--format", format_), ("--suffix", suffix), ("--key", key if key != "text" else None)):
-        if value is not None and not reads_text:
-            raise UsageError(
-                f"{option}={value} is about text files, and none of the given tasks reads text files. {leave_out()}."
-            )
-    return jobs
-
-
-def check_tasks_fit(
-    jobs: list[Job], sources: list[ModelSource], seq_len: int | None, stride: int | None = None
-) -> None:
-    """Raise UsageError if any task cannot score any of the models, because of the model's kind or because its context
-    is shorter than the window of `seq_len` tokens (None: the task's own). `stride` is the distance of windows typed.
-    """
-    from lmtrain.eval.task import check_kind, choose_window
-
-    for task, _ in jobs:
-        for source in sources:
-            check_kind(task, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
-            choose_window(task, source.settings.shape.seq_len, seq_len, stride)
 
 
 def _print_tasks(as_json: bool) -> None:

@@ -61,7 +61,7 @@ COMPOSING_IMPORTS = ("lmtrain.config.compose_files_with_hydra",)
 # because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (
-    "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.run_tasks",
+    "lmtrain.cli.main", "lmtrain.cli.eval.evaluate_command", "lmtrain.cli.eval.print_evaluation",
     "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml",
     "lmtrain.eval.statistics", "lmtrain.eval.task_recipes.hash_and_count_texts", "lmtrain.eval.resume_journal",
     "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.print_evaluation_results",

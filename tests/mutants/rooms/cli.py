@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="journal_forgets_the_precision",
-        file="lmtrain/cli/eval/run_tasks.py",
+        file="lmtrain/start/evaluation/run_tasks.py",
         function="Session.evaluate_tasks",
         old='computed = (weights, subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
         new='computed = (weights, subject.layout, facts["device"], torch.__version__, __version__)',
@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_paired_in_their_order",
-        file="lmtrain/cli/eval/run_tasks.py",
+        file="lmtrain/start/evaluation/compare_results.py",
         function="_pair_results",
         old="other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))",
         new="other = next(iter(same_task), None)",
@@ -318,7 +318,7 @@ MUTANTS = [
     ),
     Mutant(
         name="answers_of_the_weights_go_on_as_those_of_the_average",
-        file="lmtrain/cli/eval/run_tasks.py",
+        file="lmtrain/start/evaluation/run_tasks.py",
         function="Session.evaluate_tasks",
         old='facts.get("weights", "model")',
         new='"model"',

@@ -1,14 +1,13 @@
-"""The scoring of `lmtrain eval`: choose a layout, load a model in it, run its tasks in turn, print each result at once.
+"""The scoring of an evaluation: choose a layout, load a model in it, run its tasks in turn, show each result at once.
 
-Two models, or two results files with their samples, are compared item by item. Called by evaluate once its options have
-been checked; torch is imported only when a model is loaded. If a journal lies beside an output file, the output is
-complete only if its "complete" is true.
+Called by evaluate once its options have been checked; torch is imported only when a model is loaded. Prints nothing:
+the caller's functions show what is done. If a journal lies beside an output file, the output is complete only if its
+"complete" is true.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,19 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from lmtrain import __version__
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.unopened_model_on_disk import ModelSource
-from lmtrain.cli.eval.existing_results import ResultsOrigin
-from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
-from lmtrain.cli.screen.print_messages_and_json import print_json, print_message
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.parse_and_apply_overrides import apply_override, override_key, parse_overrides, sweep_refusal
 from lmtrain.errors import (
-    DataError,
     LayoutError,
     MissingInputError,
     SettingsError,
@@ -43,22 +36,21 @@ from lmtrain.errors import (
     way,
     with_other_ways,
 )
-from lmtrain.eval.print_evaluation_results import encode_rows, read_columns, render, render_comparison, sample_rows
+from lmtrain.eval.print_evaluation_results import encode_rows, sample_rows
 from lmtrain.eval.read_texts import TextInput
-from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
-from lmtrain.eval.task import Result, Task, find_task
+from lmtrain.eval.statistics import add_baselines
+from lmtrain.eval.task import Result, Task
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.screen.command_progress import ProgressReporter, progress
-from lmtrain.observe.screen.metrics_row_text import sparkline
+from lmtrain.observe.screen.command_progress import ProgressReporter, ShowProgress
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_from_name
-from lmtrain.runtime.files.atomic_files import atomic_file, read_json, write_json
+from lmtrain.runtime.files.atomic_files import atomic_file, write_json
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.start.evaluation.existing_results import ResultsOrigin
 from lmtrain.train.ranks.facts_equal_on_all_ranks import Fact, checkpoint_fact, program_facts
 from lmtrain.train.startup_checks.check_machine_and_processes import process_problems
-from lmtrain.units import format_measure
 
 if TYPE_CHECKING:
     from lmtrain.eval.load_model import LoadedModel
@@ -68,15 +60,14 @@ if TYPE_CHECKING:
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 _LAYOUT_KEYS, _TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
-_CURVE_WIDTH = 40  # characters
 # the function reads the task's data when the task starts
 Job = tuple[Task, Callable[[ProgressReporter], Path | TextInput]]
-Pair = tuple[Task, Side, Side]
+ShowResult = Callable[[Result, dict[str, Any]], None]  # called with a result and the facts of its model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The command-line options on which scoring and printing depend."""
+    """The options on which scoring and its files depend."""
 
     baseline: Path | None
     batch_size: int
@@ -87,8 +78,6 @@ class Options:
     precision: str
     output: Path | None
     samples: Path | None
-    as_json: bool
-    full: bool
     origin: ResultsOrigin = field(default_factory=ResultsOrigin)
     replaces: bool = False  # whether another output is at the place of this one
 
@@ -171,18 +160,24 @@ def check_device(name: str, env: ProcessEnv) -> None:
         raise problem
 
 
+@dataclass(frozen=True)
+class Views:
+    """The functions with which a session shows what it does; they show nothing on ranks other than 0."""
+
+    report: Callable[[str], None]  # a message
+    show_progress: ShowProgress
+    show_document: Callable[[dict[str, Any]], None]  # the results; after a failure too, with those before it
+
+
 class Session:
-    """The state of an evaluation: tasks, options and layouts. All processes hold all results; only rank 0 prints."""
+    """The state of an evaluation: tasks, options and layouts. All processes hold all results."""
 
     def __init__(
-        self, jobs: list[Job], options: Options, env: ProcessEnv, layouts: Sequence[ParallelSettings], *,
-        quiet: bool = False,
-    ) -> None:  # fmt: skip
-        """Create a session; `layouts` has one layout for each model. With `quiet` nothing is printed but --json."""
+        self, jobs: list[Job], options: Options, env: ProcessEnv, layouts: Sequence[ParallelSettings], views: Views
+    ) -> None:
+        """Create a session; `layouts` has one layout for each model."""
         arm_from_env()
-        self.options, self._env, self._layouts, self.jobs = options, env, layouts, jobs
-        self.console = PlainConsole(stderr=True, quiet=quiet or env.rank > 0)
-        self.screen = PlainConsole(highlight=False, quiet=quiet or env.rank > 0 or options.as_json)
+        self.options, self._env, self._layouts, self.jobs, self._views = options, env, layouts, jobs, views
         self._inputs: dict[int, Path | TextInput] = {}  # by job number: data is read once for all models
         self._journal: Journal | None = None  # opened with the first model
 
@@ -210,7 +205,7 @@ class Session:
 
                 def load_model(source: ModelSource, number: int) -> LoadedModel:
                     parallel = self._layouts[number]
-                    with progress(self.console, f"loading {source.path.name}"):
+                    with self._views.show_progress(f"loading {source.path.name}", "", ""):
                         check_facts_agree(partial(_model_facts, source), peers.hosts)
                         loaded = load_source(source, device, self.options.precision, mesh, parallel)
                     if env.world_size == 1:
@@ -224,7 +219,7 @@ class Session:
     def open_document(self, format_: str, entries: str, **rest: Any) -> Iterator[tuple[dict[str, Any], ExitStack]]:
         """Context manager: yield a new results document of the type `format_`, with an empty list under the key
         `entries` to fill, and an ExitStack. At the end mark the document as complete, write it to --output, and close
-        the stack. With --json print the document, also after an error if the list has entries.
+        the stack. Show the document, also after an error if the list has entries.
         """
         document = new_document(format_, self.options.origin, **rest, **{entries: []})
         with ExitStack() as stack:
@@ -234,7 +229,7 @@ class Session:
                 self.write(document)
             finally:
                 if document[entries]:
-                    self.print_result(document)
+                    self._views.show_document(document)
 
     def _way_to_less_memory(self) -> str:
         size = self.options.batch_size
@@ -264,11 +259,6 @@ class Session:
         written_path = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
         return {"file": written_path, "sha256": hashlib.sha256(b"".join(encoded_rows)).hexdigest()}
 
-    def print_result(self, document: dict[str, Any]) -> None:
-        """Print the document with --json, on rank 0; called after a failure too, with the results before it."""
-        if self.options.as_json and self._env.rank == 0:
-            print_document(document)
-
     def evaluate_tasks(self, loaded: LoadedModel, stack: ExitStack) -> Iterator[Outcome]:
         """Run all tasks of the session on a loaded model; yield each task's outcome when it ends. All ranks must call
         it, within `open_loader`. Scores are kept in a journal beside the --output file, so that a killed evaluation can
@@ -285,8 +275,7 @@ class Session:
             output = options.output if self._env.rank == 0 else None
             self._journal = stack.enter_context(
                 open_journal(
-                    output, lambda message: print_message(self.console, message), broadcast_from_rank0,
-                    options.origin.command,
+                    output, self._views.report, broadcast_from_rank0, options.origin.command
                 )
             )  # fmt: skip
         subject, facts = loaded.subject, loaded.facts
@@ -303,7 +292,7 @@ class Session:
         """
         if number not in self._inputs:
             task, read = self.jobs[number]
-            with progress(self.console, f"{task.id}: read", "bytes", stop_note="nothing is written.") as reporter:
+            with self._views.show_progress(f"{task.id}: read", "bytes", "nothing is written.") as reporter:
                 self._inputs[number] = read(reporter)
         return self._inputs[number]
 
@@ -318,7 +307,7 @@ class Session:
 
         options, way_out = self.options, "the same command goes on from here."
         stopped = way_out if options.output else "nothing is kept. With --output FILE the same command would go on."
-        with progress(self.console, f"{task.id}: fed", "tokens", stop_note=stopped) as reporter:
+        with self._views.show_progress(f"{task.id}: fed", "tokens", stopped) as reporter:
             return run(
                 task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
                 hashes=published_hashes() if task.published else None, batch_size=options.batch_size,
@@ -333,14 +322,14 @@ class Session:
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         tokenizer = loaded.subject.tokenizer
-        with progress(self.console, "counting for the baselines"):
+        with self._views.show_progress("counting for the baselines", "", ""):
             result = add_baselines(outcome.result, outcome.prepared, self.options.baseline, tokenizer)
         return replace(outcome, result=result)
 
 
-def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
+def evaluate_one(source: ModelSource, session: Session, show_result: ShowResult) -> dict[str, Any]:
     """Run all tasks on one model and return the results document, the content of the --output file. Each result is
-    printed and written to the files at once, so that it is kept if a later task fails; with --baseline, after the last
+    shown and written to the files at once, so that it is kept if a later task fails; with --baseline, after the last
     task.
     """
     options, lines = session.options, list[bytes]()
@@ -355,7 +344,7 @@ def evaluate_one(source: ModelSource, session: Session) -> dict[str, Any]:
                 document["samples"] = session.write_samples(options.samples, lines, is_last=is_last)
             document["results"].append(outcome.result.to_dict())
             session.write(document)
-            session.screen.print(render(outcome.result, loaded.facts, full=options.full))
+            show_result(outcome.result, loaded.facts)
 
         pending: list[Outcome] = []
         with session.open_loader() as load:
@@ -398,10 +387,6 @@ def new_document(format_: str, origin: ResultsOrigin, **rest: Any) -> dict[str, 
     return {"format": format_, "lmtrain": __version__, "complete": False, **recorded, **rest}
 
 
-def print_document(document: dict[str, Any]) -> None:
-    print_json(document, ensure_ascii=False, allow_nan=False)
-
-
 def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
     """Return the paths of the run's checkpoints at the steps in `steps_option` ("all", or numbers such as "100,200"),
     in order of step. Raise UsageError if that is malformed, MissingInputError if a checkpoint does not exist.
@@ -426,161 +411,22 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
     return [by_step[step] for step in steps]
 
 
-def evaluate_steps(sources: Sequence[ModelSource], session: Session) -> None:
-    """Run all tasks on several checkpoints of a run (`sources`), one after another. Print a line for each result; at
-    the end, for each task, the results of the last checkpoint and a sparkline of the headline measure over the steps.
+def evaluate_steps(
+    sources: Sequence[ModelSource], session: Session, show_result: ShowResult
+) -> list[tuple[dict[str, Any], list[Result]]]:
+    """Run all tasks on several checkpoints of a run (`sources`), one after another. Show each result as it comes;
+    return the facts of each checkpoint with its result of each task.
     """
-    results_by_step: list[tuple[int, list[Result]]] = []
+    found: list[tuple[dict[str, Any], list[Result]]] = []
     opened = session.open_document("lmtrain evaluation over steps", "steps", run=str(sources[0].path.parent))
     with opened as (document, stack), session.open_loader() as load:
         for number, source in enumerate(sources):
             loaded = load(source, number)
-            results_by_step.append((loaded.facts["step"], []))
+            results: list[Result] = []
+            found.append((loaded.facts, results))
             for outcome in session.evaluate_tasks(loaded, stack):
-                results_by_step[-1][1].append(outcome.result)
-                _print_step_result(session.screen, loaded.facts["step"], outcome.result)
-            results = [result.to_dict() for result in results_by_step[-1][1]]
-            document["steps"].append({"model": loaded.facts, "results": results})
+                results.append(outcome.result)
+                show_result(outcome.result, loaded.facts)
+            document["steps"].append({"model": loaded.facts, "results": [result.to_dict() for result in results]})
             session.write(document)
-    for row in zip(*(results for _, results in results_by_step), strict=True):
-        session.screen.print()
-        session.screen.print(render(row[-1], loaded.facts, full=session.options.full))
-        _print_curve(session.screen, [step for step, _ in results_by_step], row)
-
-
-def _print_step_result(screen: Console, step: int, result: Result) -> None:
-    """Print one line: the step of the checkpoint, the task, and the result's headline measure (its main score), with
-    its interval if it has one.
-    """
-    name = result.headline
-    low_high = [format_measure(name, edge) for edge in result.intervals.get(name, ())]
-    interval = f"  ({' to '.join(low_high)})" if low_high else ""
-    value = format_measure(name, result.measures[name])
-    screen.print(f"step {step:>9,}  {result.protocol}  {name} {value:>12}{interval}", soft_wrap=True)
-
-
-def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
-    """Print one task's headline measure (its main score) over the checkpoints as a sparkline, and its best value with
-    the step. `results` holds one result for each of `steps`.
-    """
-    name = results[0].headline
-    values = [result.measures[name] for result in results]
-    if screen.encoding.startswith("utf"):
-        screen.print(f"curve  {sparkline(values, _CURVE_WIDTH)}  of {name} over {len(steps)} checkpoints")
-    finite: list[tuple[float, int]] = [(v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v)]
-    if finite:
-        best, step = max(finite) if name.endswith("accuracy") else min(finite)
-        screen.print(f"best   {format_measure(name, best)} at step {step:,}")
-
-
-def compare_files(file_a: Path, file_b: Path, options: Options) -> None:
-    """Compare two results files of `lmtrain eval --output --samples`, A and B, by the values of each item. Print the
-    differences, B minus A, and write them to --output. Raise DataError if they have no task in common.
-    """
-    pairs, unpaired = _pair_results(_read_sides(file_a), _read_sides(file_b))
-    if not pairs:
-        raise DataError(
-            f"The results files {file_a} and {file_b} have no task in common: {'; '.join(unpaired)}. Evaluate both "
-            "checkpoints on the same task."
-        )
-    sides = {name: {"file": str(file)} for name, file in zip("ab", (file_a, file_b), strict=True)}
-    document = new_document("lmtrain comparison", options.origin, **sides, left_out=unpaired)
-    comparisons = _compare_pairs(pairs, document)
-    if options.output is not None:
-        write_json(options.output, document)
-    if options.as_json:
-        print_document(document)
-    else:
-        _print_comparison(PlainConsole(highlight=False), pairs, comparisons, unpaired, options.full)
-
-
-def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
-    """Run all tasks on two models, A and B, one after the other, and compare them by the values of each item. Print the
-    differences, B minus A, and write them to --output.
-    """
-    sides: list[list[Side]] = []
-    models: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        with session.open_loader() as load:
-            for number, source in enumerate(sources):
-                loaded = load(source, number)
-                name = str(loaded.facts["checkpoint"])
-                outcomes = session.evaluate_tasks(loaded, stack)
-                sides.append([Side(name, outcome.result, outcome.columns) for outcome in outcomes])
-                models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
-                del loaded  # because: two models need not fit in memory
-        pairs = [*zip((task for task, _ in session.jobs), sides[0], sides[1], strict=True)]
-        document = new_document("lmtrain comparison", session.options.origin, a=models[0], b=models[1], left_out=[])
-        comparisons = _compare_pairs(pairs, document)
-        session.write(document)
-        session.print_result(document)
-    _print_comparison(session.screen, pairs, comparisons, [], session.options.full)
-
-
-def _compare_pairs(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
-    """Compare the results A and B of each pair and return the comparisons in the same order. Add them to `document`,
-    the JSON output, in place, and mark it as complete.
-    """
-    comparisons = [compare(task, a, b) for task, a, b in pairs]
-    document |= {"complete": True, "comparisons": [comparison.to_dict() for comparison in comparisons]}
-    return comparisons
-
-
-def _print_comparison(
-    screen: Console, pairs: list[Pair], comparisons: list[Comparison], unpaired: list[str], shows_all: bool
-) -> None:
-    """Print the names of A and B, each task's comparison, and the texts `unpaired` about results that only one of them
-    has. `shows_all` prints every measure instead of only the headline measure.
-    """
-    for name, side in zip("AB", pairs[0][1:], strict=True):
-        screen.print(f"{name}  {side.name}", soft_wrap=True)
-    for comparison in comparisons:
-        screen.print(render_comparison(comparison, full=shows_all))
-    for text in unpaired:
-        screen.print(f"left out: {text}")
-
-
-def _pair_results(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
-    """Pair the results of A with those of B that have the same task, and preferably the same text. Return (task, result
-    of A, result of B) for each pair, and a sentence for each result that has no partner.
-    """
-    pairs, unmatched, unpaired = [], list(b), []
-    for side in a:
-        same_task = [other for other in unmatched if other.result.task == side.result.task]
-        text = side.result.text_sha256
-        other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))
-        if other is None:
-            unpaired.append(f"{side.result.protocol} only in {side.name}")
-            continue
-        unmatched.remove(other)
-        pairs.append((find_task(side.result.task), side, other))
-    return pairs, unpaired + [f"{other.result.protocol} only in {other.name}" for other in unmatched]
-
-
-def _read_sides(path: Path) -> list[Side]:
-    """Return the results in a file of `lmtrain eval --output --samples`, each with its values per item, read from the
-    samples file beside it. Raise UsageError if it was written without --samples, DataError if it is damaged.
-    """
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
-        raise DataError(f"{path} is not a results file of `lmtrain eval --output`. Give such a file, or a checkpoint.")
-    if "samples" not in document:
-        raise UsageError(
-            f"{path} was written without --samples, so it has no values per item to compare. Evaluate with --samples "
-            "FILE, or give two checkpoints instead of results files."
-        )
-    try:
-        samples = document["samples"]
-        columns = read_columns(path.parent / samples["file"], samples["sha256"])
-        sides = [
-            Side(str(path), Result.from_dict(result), columns[number])
-            for number, result in enumerate(document["results"])
-        ]
-        if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
-            raise ValueError("the samples file must have one value for each item of the results")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} or its samples file is damaged or was written by another version of lmtrain "
-            f"({type(error).__name__}: {error}). Run the evaluation again."
-        ) from error
-    return sides
+    return found
