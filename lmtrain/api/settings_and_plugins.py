@@ -11,8 +11,11 @@ from lmtrain.api.check_arguments import checked
 from lmtrain.config import settings_base
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import LayoutError, UsageError
+from lmtrain.start.other_tools.typed_line import TypedLine
 from lmtrain.start.settings_from_earlier_run import compose_run
 from lmtrain.train.run_config import RunConfig
+
+_OPTIONS = frozenset(("--nproc", "--from-run"))  # of `lmtrain pretrain`, that a translation may use
 
 
 @checked
@@ -34,12 +37,11 @@ def settings(
             from_beginning=from_beginning,
         )  # fmt: skip
     except (UsageError, LayoutError) as error:
-        # because: the tables of other tools' names, and typer, are needed for an error alone
-        from lmtrain.cli.settings_keys.apply_advice import Command
-        from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words
+        # because: the tables of other tools' names are needed for an error alone
+        from lmtrain.start.other_tools.explain_foreign_line import explain_foreign_words
 
-        explained = explain_foreign_words(error, Command.parse(["pretrain", *map(str, overrides)]))
-        raise explained from None
+        line = TypedLine(("pretrain",), tuple((word,) for word in overrides), takes_settings=True, options=_OPTIONS)
+        raise explain_foreign_words(error, line) from None
 
 
 @checked

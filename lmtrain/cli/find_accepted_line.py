@@ -22,14 +22,12 @@ from lmtrain.cli.settings_keys.apply_advice import (
     corrects,
     fits,
     has_rival,
-    is_setting,
     nearest_first,
     shell_lines,
     with_fillers,
 )
 from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usage_error_from_click
 from lmtrain.cli.settings_keys.options_without_dashes import explain_words
-from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import is_about, is_own_key
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices, whole_sweep_in_ways
 from lmtrain.config.name_suggestions import is_variable
@@ -45,6 +43,8 @@ from lmtrain.errors import (
     settings_error,
     shell_quoted,
 )
+from lmtrain.start.other_tools.explain_foreign_line import is_about, is_own_key
+from lmtrain.start.other_tools.typed_line import is_setting
 from lmtrain.train.run_config import RunConfig
 
 # what is to be filled in, in a word of the corrected line: PREFIX, N or {hf,megatron}

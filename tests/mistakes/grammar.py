@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from lmtrain.cli.settings_keys.other_tools.foreign_options import CONVERSIONS, VALUE_NOTES
 from lmtrain.cli.subcommands import parameter_types
 from lmtrain.config.compose_run_settings import conf_dir, group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.name_suggestions import types_by_key, union_members
 from lmtrain.config.strict_yaml import read_yaml
+from lmtrain.start.other_tools.foreign_options import CONVERSIONS, VALUE_NOTES
 from lmtrain.train.run_config import RunConfig
 from tests.mistakes.world import commands, right_line
 

@@ -18,6 +18,7 @@ from typing import Any
 from lmtrain.cli.subcommands import HELP, build_verb, can_be_value, parameter_types, value_placeholder
 from lmtrain.config.parse_and_apply_overrides import changed_list_entry, override_key
 from lmtrain.errors import LmtrainError, Way, shell_quoted
+from lmtrain.start.other_tools.typed_line import TypedLine, is_setting
 
 _WIDTH = 70
 _COMMON_OPTIONS = frozenset(("--help", "-h", "--debug"))
@@ -30,15 +31,9 @@ VALUE_SIGNS = re.compile(r"[\[\]{},:'\"\s]+")  # signs around the entries of a l
 
 
 @dataclass(frozen=True)
-class Command:
-    """A typed command line in units: `verb` such as ("data", "show"), then one tuple for each option with its value,
-    setting or argument.
-    """
+class Command(TypedLine):
+    """A typed command line in units, with what is known of the options of its verb."""
 
-    verb: tuple[str, ...]
-    units: tuple[tuple[str, ...], ...]
-    takes_settings: bool
-    options: frozenset[str]
     flags: frozenset[str] = frozenset()  # options without a value
     repeatable: frozenset[str] = frozenset()  # options that may be typed several times
 
@@ -275,10 +270,6 @@ def filler_words(param: Any, hint: Any) -> tuple[str, ...]:
     number = "0.5" if float in (hint, *typing.get_args(hint)) else "1"
     value = str(typing.get_args(literals[0])[0]) if literals else number
     return (param.opts[0], value) if param.param_type_name == "option" else (value,)
-
-
-def is_setting(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
 
 
 def corrects(command: Command, unit: Sequence[str]) -> bool:

@@ -26,12 +26,11 @@ from lmtrain.cli.settings_keys.option_synonyms import (
     option_named,
     verbs_with,
 )
-from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, TRUE
 from lmtrain.cli.settings_keys.verb_synonyms import explain_subcommand, explain_verb
 from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.ideas_without_counterpart import idea_of
-from lmtrain.config.names_without_counterpart import is_environment_variable, sentence_about_variable
+from lmtrain.config.names_without_counterpart import is_environment_variable, sentence_about, sentence_about_variable
 from lmtrain.errors import (
     LmtrainError,
     SettingsError,
@@ -45,6 +44,7 @@ from lmtrain.errors import (
     way,
     with_other_ways,
 )
+from lmtrain.start.other_tools.foreign_options import FALSE, TRUE
 
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 # the begin of a problem about what is to be filled in
@@ -241,12 +241,12 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
         return synonym
     if not closest and command.takes_settings:
         # because: the tables of other tools' names take time to build
-        from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_line, is_foreign
+        from lmtrain.start.other_tools.explain_foreign_line import explain_foreign_line
 
         only = "parallel." if "layout" in arguments else ""
-        if is_foreign(option, command, own_options) and (
-            found := explain_foreign_line(name, command, own_options, only)
-        ):
+        typed = (unit[0].partition("=")[0] for unit in command.units)
+        foreign = {each for each in (option, *typed) if _is_foreign(each, command, own_options)}
+        if option in foreign and (found := explain_foreign_line(name, command, foreign, verbs_with, only)):
             return _Problem(*found)
     closest = closest or difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
     closest = closest or list(filter(None, [option_named(option, own_options)]))
@@ -265,6 +265,23 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     if sentence := idea_of(spelt):
         return _Problem(f"{refusal} {sentence}", (option,))
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
+
+
+def _is_foreign(option: str, command: Command, own_options: Collection[str]) -> bool:
+    """Return whether a word is an option that the verb has not: another tool's name of a setting, or no misspelling of
+    an option that the verb has.
+    """
+    # because: the tables of other tools' names take time to build
+    from lmtrain.start.other_tools.explain_foreign_line import KNOWN_NAMES
+
+    spelt = option.lower().replace("_", "-")
+    if not option.startswith("--") or len(option) == 2 or option in command.options or spelt in own_options:
+        return False
+    if explain_by_verb(option, command) is not None:
+        return False
+    path = spelt.lstrip("-").replace("-", "_")
+    is_known = path.rpartition(".")[2] in KNOWN_NAMES or sentence_about(path) is not None
+    return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
 
 
 def _explain_dash(option: str, command: Command) -> _Problem | None:

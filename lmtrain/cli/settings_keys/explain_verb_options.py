@@ -14,10 +14,10 @@ from contextlib import suppress
 from lmtrain.cli.settings_keys import options_by_verb as tables
 from lmtrain.cli.settings_keys.apply_advice import Command, command_of
 from lmtrain.cli.settings_keys.option_synonyms import NOTHING
-from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE, TRUE
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
+from lmtrain.start.other_tools.foreign_options import FALSE, TRUE
 
 _STRAY = re.compile(r"[A-Za-z_][\w.-]*=.*", re.DOTALL)  # a word that can be meant as an option
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")

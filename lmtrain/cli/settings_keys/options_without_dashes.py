@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 
-from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
-from lmtrain.cli.settings_keys.other_tools.explain_foreign_line import explain_foreign_words, is_about, is_own_key
-from lmtrain.cli.settings_keys.other_tools.foreign_options import FALSE
+from lmtrain.cli.settings_keys.apply_advice import Command
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.errors import LmtrainError, SettingsError, joined, leave_out, split_ways, way
+from lmtrain.start.other_tools.explain_foreign_line import explain_foreign_words, is_about, is_own_key
+from lmtrain.start.other_tools.foreign_options import FALSE
+from lmtrain.start.other_tools.typed_line import is_setting
 
 _TASKS = re.compile(r"[\d,-]*\d(%\d+)?|%\d+")  # of a Slurm array, as in --array 0-3%2
 

@@ -309,7 +309,7 @@ MUTANTS = [
     ),
     Mutant(
         name="megatrons_window_lacks_the_token_itself",
-        file="lmtrain/cli/settings_keys/other_tools/translate_foreign_flags.py",
+        file="lmtrain/start/other_tools/translate_foreign_flags.py",
         function="_take_numbers",
         old='f"model.window={number + 1}"',
         new='f"model.window={number}"',
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_misspelt_group_is_read_in_another_tools_words",
-        file="lmtrain/cli/settings_keys/other_tools/translate_foreign_flags.py",
+        file="lmtrain/start/other_tools/translate_foreign_flags.py",
         function="_take_misspelt_group",
         old="if parent else None",
         new="if not parent else None",
@@ -383,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_path_is_judged_by_its_option",
-        file="lmtrain/cli/settings_keys/other_tools/foreign_translation.py",
+        file="lmtrain/start/other_tools/foreign_translation.py",
         function="_key_of_data",
         old='if key == "data.text" and is_dataset and not os.path.exists(path):',
         new='if key == "data.text" and is_dataset and os.path.exists(path):',

@@ -15,11 +15,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from lmtrain.cli.settings_keys.option_synonyms import verbs_with
-from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
-from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
-from lmtrain.cli.settings_keys.other_tools.reckon_foreign_values import reckon
-from lmtrain.cli.settings_keys.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.config.compose_run_settings import MAX_LISTED, group_choices, names_data
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.ideas_without_counterpart import idea_of
@@ -27,6 +22,10 @@ from lmtrain.config.name_suggestions import is_variable, nearest_name, types_by_
 from lmtrain.config.names_without_counterpart import sentence_about, sentence_about_variable
 from lmtrain.config.parse_and_apply_overrides import named_values
 from lmtrain.similar_path import similar_path
+from lmtrain.start.other_tools import foreign_options as tables
+from lmtrain.start.other_tools.foreign_translation import Option, Translation
+from lmtrain.start.other_tools.reckon_foreign_values import reckon
+from lmtrain.start.other_tools.sweep_of_foreign_values import join_sweep
 from lmtrain.train.run_config import RunConfig
 
 _KEY_OF = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
@@ -38,12 +37,13 @@ _YAML = {"": "true", "True": "true", "False": "false", "None": "null"}
 def translate_options(
     units: Sequence[tuple[str, ...]], typed_settings: Sequence[str] = (), counts_as: str = "",
     from_run: str | None = None, *, is_sweep: bool = False, takes_variables: bool = False,
+    has_option: Callable[[str], object],
 ) -> Translation:  # fmt: skip
     """Translate another tool's options, each a tuple of the option and its values as typed, to settings of lmtrain.
     Options without a counterpart are in `left_out`, `unknown` or `refused` of the result. `counts_as` is the key that
     the verb has for a number of processes, if any. `from_run` is the run typed for its option --from-run, "" if none
     is, and None if it has no such option. With `is_sweep`, a list of values is one of runs, even of datasets. With
-    `takes_variables`, the verb has an option --env.
+    `takes_variables`, the verb has an option --env. `has_option` tells whether a command of lmtrain has an option.
     """
     options = [Option(tuple(unit)) for unit in units]
     lists = {option: values for option in options if len(values := _values_of_sweep(option, is_sweep)) > 1}
@@ -51,7 +51,7 @@ def translate_options(
     def translate(chosen: Mapping[Option, str]) -> Translation:
         return _translate_each(
             [option.with_value(chosen[option]) if option in chosen else option for option in options],
-            Translation(typed_settings, counts_as, from_run, takes_variables),
+            Translation(has_option, typed_settings, counts_as, from_run, takes_variables),
         )
 
     firsts = {option: values[0] for option, values in lists.items()}
@@ -318,7 +318,7 @@ def _rename(result: Translation, option: Option) -> bool:
 def _take_idea(result: Translation, option: Option) -> bool:
     """Leave out an option that no table names, with what there is of the idea that the words of its name stand for."""
     why = idea_of(option.path)
-    if why and not option.is_word and verbs_with(f"--{option.path.replace('_', '-')}"):
+    if why and not option.is_word and result.has_option(f"--{option.path.replace('_', '-')}"):
         return False  # because: it is an option of another command of lmtrain
     if why and option.value.lower() in ("false", "no", "off", "none"):
         return result.omit(option, "It is off here as well.")

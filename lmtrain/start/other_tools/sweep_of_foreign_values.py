@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
+from lmtrain.start.other_tools.foreign_translation import Option, Translation
 
 
 def join_sweep(result: Translation, option: Option, first: str, others: Sequence[Translation]) -> None:

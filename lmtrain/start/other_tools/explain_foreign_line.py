@@ -1,50 +1,48 @@
-"""Explain a command line with another tool's options: the settings to type instead, and what is changed or left out.
+"""Explain a line with another tool's options or settings: what to type instead, and what is changed or left out.
 
-Called by explain_click_errors if a verb does not have an option.
+Called for an option that a verb does not have, and for a word KEY=VALUE that is no setting.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import get_origin
 
-from lmtrain.cli.settings_keys.apply_advice import Command, is_setting
-from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb
-from lmtrain.cli.settings_keys.other_tools.foreign_files import FILE_SUFFIXES, file_named, file_words
-from lmtrain.cli.settings_keys.other_tools.foreign_translation import Translation
-from lmtrain.cli.settings_keys.other_tools.translate_foreign_flags import translate_options
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES
 from lmtrain.config.name_suggestions import types_by_key, union_members
-from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import LayoutError, LmtrainError, SettingsError, UsageError, joined, shorten, split_ways, way
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.start.other_tools.foreign_files import FILE_SUFFIXES, file_named, file_words
+from lmtrain.start.other_tools.foreign_translation import Translation
+from lmtrain.start.other_tools.translate_foreign_flags import translate_options
+from lmtrain.start.other_tools.typed_line import TypedLine, is_setting
 from lmtrain.train.run_config import RunConfig
 
-_KNOWN_NAMES = {name for names in FOREIGN_NAMES.values() for name in names.split()}
+KNOWN_NAMES = {name for names in FOREIGN_NAMES.values() for name in names.split()}
 # of verbs with words KEY=VALUE of their own
 _OWN_WORDS: dict[tuple[str, ...], tuple[str, ...]] = {("plan",): ("hardware", "gpus", "tokens", "parallel")}
 
 
 def explain_foreign_line(
-    name: str, command: Command, own_options: Collection[str], only: str = ""
+    name: str, command: TypedLine, foreign: Collection[str], has_option: Callable[[str], object], only: str = ""
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return the marked error message for the options of another tool in a typed command, and the words that it
     replaces: the settings to type instead are its way out. Return None if lmtrain knows none of the options, or if one
     is no setting whose key begins with `only`. `name` is the command's full name, such as "lmtrain pretrain"; options
-    similar to its `own_options` are left as they are. Words such as n_layer=6 count as options, and are translated
-    together with them.
+    that are not among the `foreign` are left as they are. Words such as n_layer=6 count as options, and are translated
+    together with them. `has_option` tells whether a command of lmtrain has an option.
     """
-    options = [unit for unit in command.units if is_foreign(unit[0].partition("=")[0], command, own_options)]
+    options = [unit for unit in command.units if unit[0].partition("=")[0] in foreign]
     files = _foreign_files(command)
-    result, old = _translate(command, [*(unit for unit in options if unit not in files), *_foreign_words(command)])
+    units = [*(unit for unit in options if unit not in files), *_foreign_words(command)]
+    result, old = _translate(command, units, has_option=has_option)
     is_known = any(option.unit in options for option in result.known) or any(unit in files for unit in options)
     if not is_known or not all(key.startswith(only) for key in result.settings):
         return None
@@ -56,7 +54,7 @@ def explain_foreign_line(
     return _message(rule, result, command, old, tells_all=bool(files)), old
 
 
-def explain_foreign_words(error: LmtrainError, command: Command) -> LmtrainError:
+def explain_foreign_words(error: LmtrainError, command: TypedLine) -> LmtrainError:
     """Return `error`, which refuses a typed command, with its problems of other tools' settings, such as n_layer=6 or
     those of a file, replaced by what they are here. A problem stays if its word is only called otherwise here.
     """
@@ -96,7 +94,7 @@ def _name_of(unit: Sequence[str]) -> str:
 
 
 def _take_out_renamed(
-    result: Translation, command: Command, given: Collection[str], problems: Sequence[str] | None
+    result: Translation, command: TypedLine, given: Collection[str], problems: Sequence[str] | None
 ) -> None:
     """Take the words KEY=VALUE of a command out of a translation that keep their value under another key, as an error
     of their own tells it: one of `problems`, or a later one if they are None. Another tool's name of a key that is
@@ -105,7 +103,7 @@ def _take_out_renamed(
     for option in [option for option in result.known if option.is_word and option.unit in command.units]:
         keys = [key for key, origin in result.origins.items() if origin is option]
         is_noted = any(text.startswith(option.typed) for text in (*result.changed, *result.left_out, *result.refused))
-        if len(keys) != 1 or is_noted or (keys[0] in given and option.name in _KNOWN_NAMES):
+        if len(keys) != 1 or is_noted or (keys[0] in given and option.name in KNOWN_NAMES):
             continue
         is_kept = result.names.suggest_overrides(option.path, option.value)[:1] == [f"{keys[0]}={option.value}"]
         is_told = problems is None or any(text.startswith(f"{option.typed} is not") for text in problems)
@@ -120,7 +118,7 @@ def is_about(problem: str, key: str) -> bool:
     return re.match(rf"(\S+ line \d+: )?'?{re.escape(key)}(=|' )", text) is not None
 
 
-def _foreign_words(command: Command) -> list[tuple[str, ...]]:
+def _foreign_words(command: TypedLine) -> list[tuple[str, ...]]:
     """Return the words KEY=VALUE of a command that takes settings whose keys are none."""
     if not command.takes_settings:
         return []
@@ -133,7 +131,7 @@ def _foreign_words(command: Command) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _foreign_files(command: Command) -> dict[tuple[str, ...], list[str]]:
+def _foreign_files(command: TypedLine) -> dict[tuple[str, ...], list[str]]:
     """Return, for each unit of a command that names a file of another tool's settings, these as words KEY=VALUE. A file
     of lmtrain's own settings is none.
     """
@@ -163,10 +161,11 @@ def is_own_key(key: str) -> bool:
 
 
 def _translate(
-    command: Command, units: Sequence[tuple[str, ...]], problems: Sequence[str] | None = None
-) -> tuple[Translation, tuple[str, ...]]:
+    command: TypedLine, units: Sequence[tuple[str, ...]], problems: Sequence[str] | None = None,
+    has_option: Callable[[str], object] = lambda option: False,
+) -> tuple[Translation, tuple[str, ...]]:  # fmt: skip
     """Translate units of a command. Return the result and the words that it replaces. `problems` are those that are
-    told of the command otherwise, if they are known.
+    told of the command otherwise, if they are known. `has_option` tells whether a command of lmtrain has an option.
     """
     scripts = [unit[0] for unit in command.units if len(unit) == 1 and unit[0].endswith(".py") and "=" not in unit[0]]
     files = _foreign_files(command)
@@ -179,7 +178,7 @@ def _translate(
     counts_as = "gpus" if command.verb == ("plan",) else ""
     is_sweep = any(unit[0] in ("-m", "--multirun", "--array") for unit in command.units)
     result = translate_options(
-        units, [*given.values()], counts_as, _typed_run(command), is_sweep=is_sweep,
+        units, [*given.values()], counts_as, _typed_run(command), is_sweep=is_sweep, has_option=has_option,
         takes_variables="--env" in command.options,
     )  # fmt: skip
     _take_out_renamed(result, command, given, problems)
@@ -198,7 +197,7 @@ def _translate(
 
 
 def _message(
-    rule: str, result: Translation, command: Command, old: Sequence[str], *, tells_all: bool = False
+    rule: str, result: Translation, command: TypedLine, old: Sequence[str], *, tells_all: bool = False
 ) -> str:
     """Return the marked message that begins with `rule`. With `tells_all` it names also what is only called otherwise.
     """
@@ -222,7 +221,7 @@ def _renamed(result: Translation) -> list[str]:
     ]  # fmt: skip
 
 
-def _typed_run(command: Command) -> str | None:
+def _typed_run(command: TypedLine) -> str | None:
     """Return the run typed for --from-run, "" if none is; None if the verb has no such option."""
     if "--from-run" not in command.options:
         return None
@@ -230,7 +229,7 @@ def _typed_run(command: Command) -> str | None:
     return (units[-1][0].partition("=")[2] or units[-1][-1]) if units else ""
 
 
-def _process_words(result: Translation, command: Command) -> list[str]:
+def _process_words(result: Translation, command: TypedLine) -> list[str]:
     """Return the words that start as many processes as another tool's options did, or note that the verb starts none.
     """
     if "--nproc" in command.options:
@@ -243,20 +242,6 @@ def _process_words(result: Translation, command: Command) -> list[str]:
     if option is not None and not any(text.startswith(f"{option.typed} is ") for text in result.changed):
         result.left_out.append(f"{option.typed}: The number of processes follows from the layout.")
     return []
-
-
-def is_foreign(option: str, command: Command, own_options: Collection[str]) -> bool:
-    """Return whether a word is an option that the verb has not: another tool's name of a setting, or no misspelling of
-    an option that the verb has.
-    """
-    spelt = option.lower().replace("_", "-")
-    if not option.startswith("--") or len(option) == 2 or option in command.options or spelt in own_options:
-        return False
-    if explain_by_verb(option, command) is not None:
-        return False
-    path = spelt.lstrip("-").replace("-", "_")
-    is_known = path.rpartition(".")[2] in _KNOWN_NAMES or sentence_about(path) is not None
-    return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
 
 
 def _layout_process_count(settings: Mapping[str, str]) -> str:

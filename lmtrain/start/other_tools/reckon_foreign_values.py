@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
-from lmtrain.cli.settings_keys.other_tools.foreign_translation import Option, Translation
-from lmtrain.cli.settings_keys.other_tools.steps_of_epochs import count_epoch
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG, step_folder_name
+from lmtrain.start.other_tools import foreign_options as tables
+from lmtrain.start.other_tools.foreign_translation import Option, Translation
+from lmtrain.start.other_tools.steps_of_epochs import count_epoch
 
 
 def reckon(result: Translation) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from lmtrain.cli.settings_keys.other_tools import foreign_options as tables
 from lmtrain.config.compose_run_settings import compose_plain, group_choices
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.errors import LmtrainError, shell_quoted, shorten
+from lmtrain.start.other_tools import foreign_options as tables
 from lmtrain.train.run_config import RunConfig
 
 T = TypeVar("T")
@@ -93,6 +93,7 @@ class Translation:
     left out or is unknown. `typed_settings` are the settings of lmtrain in the same command.
     """
 
+    has_option: Callable[[str], object]  # whether a command of lmtrain has an option
     typed_settings: Sequence[str] = ()
     counts_as: str = ""  # the verb's own key for the number of processes, such as "gpus" of a plan
     from_run: str | None = None  # the run typed for --from-run; "" if none is, None if the verb has no such option
