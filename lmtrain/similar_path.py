@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from lmtrain.errors import shell_quoted, way
+from lmtrain.errors import UsageError, shell_quoted, way
 
 _LIST_SIGNS = re.compile(r"[,;:\s]+")
 # because: a path has lost the second slash of an address
@@ -69,6 +69,14 @@ def paths_in_one_word(path: Path | str, is_meant: Callable[[Path], bool] = os.pa
     """
     parts = paths_within(path, is_meant)
     return f"{path} is several paths in one word. Write {way(*parts, instead_of=str(path))}." if parts else ""
+
+
+def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.path.exists) -> None:
+    """Raise UsageError if one of the paths, of a verb that takes several, is a list of paths for which `is_meant`
+    returns True, such as "runs/a,runs/b".
+    """
+    if several := next(filter(None, (paths_in_one_word(path, is_meant) for path in paths)), ""):
+        raise UsageError(several)
 
 
 def paths_within(path: Path | str, is_meant: Callable[[Path], bool] = os.path.exists) -> list[str]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lmtrain.config.name_suggestions import union_members
 from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.errors import UsageError
+from lmtrain.runtime.files.explain_os_errors import error_from_os
 from lmtrain.units import plural
 
 _Params = ParamSpec("_Params")
@@ -50,8 +51,6 @@ def checked(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
         try:
             return function(*args, **kwargs)
         except OSError as error:
-            from lmtrain.cli.main import error_from_os  # because: it imports typer, which only an error needs
-
             raise error_from_os(error) from error
 
     return call
@@ -103,7 +102,8 @@ def _can_be_path(value: Any) -> bool:
 
 def check_dtype(dtype: str) -> None:
     """Raise UsageError unless models compute in `dtype`."""
-    from lmtrain.cli.shared_options import PrecisionName  # because: it imports typer, which a tokenizer does not need
+    # because: a tokenizer does not need it
+    from lmtrain.parallel.device_and_precision_settings import PrecisionName
 
     known = get_args(PrecisionName)
     if dtype not in known:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.api.check_arguments import checked
-from lmtrain.cli.runs.runs_command import select_rows
+from lmtrain.runfolder.folder_reader import read_runs_below
+from lmtrain.train.record.facts_of_recorded_runs import row_of_run
 
 
 @checked
@@ -16,4 +17,4 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     such as `run` (its folder), `name`, `state`, `step`, `stage`, `loss` and `loss/valid`. Numbers have the names that
     they have in `lmtrain.metrics`. Raise MissingInputError if there are none.
     """
-    return select_rows([Path(folder)], [], [])
+    return [row_of_run(run) for run in read_runs_below([Path(folder)])]

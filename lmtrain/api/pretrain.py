@@ -18,9 +18,9 @@ from lmtrain import errors
 from lmtrain.api.check_arguments import checked
 from lmtrain.api.read_run_metrics import Metrics, metrics
 from lmtrain.api.settings_and_plugins import settings
-from lmtrain.cli.screen.print_messages_and_json import echo
 from lmtrain.config import settings_base
 from lmtrain.errors import LmtrainError
+from lmtrain.runtime.terminal_safe_text import write_line
 
 _ERROR = "error: "  # begins the lines of an error, the last ones of a command that fails
 _MAX_LINES = 200  # lines of output that are kept for an error
@@ -69,7 +69,7 @@ def _run_command(words: list[str]) -> tuple[int, str]:
             try:
                 for line in child.stdout:
                     lines.append(line)
-                    echo(line.removesuffix("\n"))
+                    write_line(line.removesuffix("\n"), sys.stdout)
                 child.wait()
             except KeyboardInterrupt as error:
                 interrupted = error

@@ -7,12 +7,10 @@ Verbs live in files beside this one, are listed in subcommands.py, and import wh
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import os
 import sys
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,41 +18,8 @@ import typer
 from lmtrain import __version__
 from lmtrain.cli.screen.print_messages_and_json import echo, print_error
 from lmtrain.cli.subcommands import ClickError, VerbGroup
-from lmtrain.errors import AlreadyReported, LmtrainError, MissingInputError, OutputError, StorageError, UsageError
-from lmtrain.runtime.files.explain_os_errors import limit_reached
-
-_OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
-    (
-        (errno.EAGAIN,), StorageError,
-        "A process or a thread could not be started: {reason}. End other processes, or raise `ulimit -u`.",
-    ),
-    (
-        (errno.ENAMETOOLONG, errno.EINVAL), UsageError,
-        "{file:.100}... cannot be a file: {reason}. Give a shorter or another name.",
-    ),
-    (
-        (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), MissingInputError,
-        "{file} cannot be opened: {reason}. Check the path; --debug shows the traceback.",
-    ),
-    (
-        (errno.EROFS, errno.EEXIST, errno.ENOTEMPTY), OutputError,
-        "{file} cannot be written: {reason}. Choose another output.",
-    ),
-)  # fmt: skip
-
-
-def error_from_os(error: OSError) -> LmtrainError:
-    """Convert an OSError that reached the top of the program to an LmtrainError with an exit code and a message that
-    says what to do.
-    """
-    file, reason = str(error.filename or "a file"), error.strerror or str(error)
-    if reached := limit_reached(error, Path(file)):
-        return StorageError(f"Reading or writing {file} failed: {reached}")
-    for numbers, error_type, message in _OS_ERRORS:
-        if error.errno in numbers:
-            return error_type(message.format(file=file, reason=reason))
-    return StorageError(f"Reading or writing {file} failed: {reason}. Check the disk; --debug shows the traceback.")
-
+from lmtrain.errors import AlreadyReported, LmtrainError, MissingInputError, UsageError
+from lmtrain.runtime.files.explain_os_errors import error_from_os
 
 app = typer.Typer(
     name="lmtrain",

@@ -13,8 +13,8 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError, leave_out, own, way
+from lmtrain.parallel.device_and_precision_settings import PrecisionName
 from lmtrain.runtime.files.existing_output import Kind, check_output
-from lmtrain.similar_path import paths_in_one_word
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ Multirun = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that this command wrote earlier.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
-PrecisionName = Literal["fp32", "bf16", "fp16"]
 Precision = Annotated[PrecisionName, typer.Option(help="Number format to compute in.")]
 Weights = Annotated[
     Literal["model", "ema"],
@@ -230,14 +229,6 @@ def refuse_unused_overwrite(overwrite: bool, *outputs: Path | None, subject: str
     """
     if overwrite and not any(outputs):
         raise UsageError(f"--overwrite has no effect with {subject}. {leave_out('--overwrite')}.")
-
-
-def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.path.exists) -> None:
-    """Raise UsageError if one of the paths, of a verb that takes several, is a list of paths for which `is_meant`
-    returns True, such as "runs/a,runs/b".
-    """
-    if several := next(filter(None, (paths_in_one_word(path, is_meant) for path in paths)), ""):
-        raise UsageError(several)
 
 
 def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequence[str] | None = None) -> Inputs:

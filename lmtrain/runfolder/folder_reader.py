@@ -7,7 +7,7 @@ which parts are missing; the other readers raise on damaged files.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ from lmtrain.runfolder.read_and_record_run_end import read_object_or_empty, read
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import lock_holder, read_json
 from lmtrain.runtime.processes.process_environment import process_identity
-from lmtrain.similar_path import missing_path
+from lmtrain.similar_path import missing_path, refuse_lists
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
 _FOLDERS_OF_RUN = (CHECKPOINTS, DATA, HANGS, IMPORTED, TENSORBOARD, TRACES)
@@ -231,6 +231,22 @@ def read_run(path: Path, name: str) -> RunFolder:
     except (LmtrainError, OSError) as error:
         run.problems.append(f"whether it still runs is not known: {shorten(error)}")
     return run
+
+
+def read_runs_below(folders: Sequence[Path]) -> list[RunFolder]:
+    """Return the runs in the folders and their subfolders, each once. Raise UsageError if a folder is a list of paths
+    in one word, and MissingInputError if one holds no runs.
+    """
+    refuse_lists(folders)
+    if empty := next((folder for folder in folders if next(find_runs(folder), None) is None), None):
+        hint = "Name a folder in which `lmtrain pretrain` has written runs."
+        if not empty.exists():
+            raise MissingInputError(missing_path(empty, hint, lambda path: next(find_runs(path), None) is not None))
+        raise MissingInputError(f"{empty} is not a folder that holds runs. {hint}")
+    runs = read_runs([*{run.resolve(): run for folder in folders for run in find_runs(folder)}.values()])
+    for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
+        run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
+    return runs
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:

@@ -229,7 +229,7 @@ def facts_of_rows(plan: Plan | None, rows: Sequence[Row], state: str, *, steps: 
     return facts_at(
         plan, newest.get("step", 0), state=state, stage_name=newest.get("stage"),
         starts=max((row["attempt"] for row in rows if type(row.get("attempt")) is int), default=0), tokens=counted,
-        lr=_finite(step_row.get("lr")), tokens_per_s=_finite(step_row.get("tokens_per_s")), steps=steps,
+        lr=finite_or_none(step_row.get("lr")), tokens_per_s=finite_or_none(step_row.get("tokens_per_s")), steps=steps,
     )  # fmt: skip
 
 
@@ -246,5 +246,6 @@ def facts_of_checkpoint(plan: Plan | None, state: Mapping[str, Any]) -> RunFacts
     )  # fmt: skip
 
 
-def _finite(value: Any) -> float | None:
+def finite_or_none(value: Any) -> Any:
+    """Return the value if it is a finite number, else None, since JSON has no NaN."""
     return value if type(value) in (int, float) and math.isfinite(value) else None

@@ -30,10 +30,10 @@ from lmtrain.cli.shared_options import (
     check_seed,
     parse_numbers,
     parse_output_prefix,
-    refuse_lists,
 )
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
+from lmtrain.similar_path import refuse_lists
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:

@@ -30,10 +30,11 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, ENVIRONMENT, METRICS, step
 from lmtrain.runfolder.folder_reader import read_run_state, read_settings
 from lmtrain.runfolder.lineage import MERGED, read_lineage
 from lmtrain.runfolder.metrics_rows import last_write_time, read_metrics
-from lmtrain.runfolder.run_facts import RunFacts, data_text, facts_of_rows
+from lmtrain.runfolder.run_facts import RunFacts, data_text
 from lmtrain.runfolder.settings_differences import changed_histories
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_KEY, row_measures, score_by_step
 from lmtrain.runtime.files.atomic_files import read_json
+from lmtrain.train.record.facts_of_recorded_runs import facts_of_run
 from lmtrain.train.run_config import readable_config
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
@@ -132,13 +133,6 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     step = step_from_name(name)
     value = next(all_of[measure] for row in rows if row["step"] == step and measure in (all_of := row_measures(row)))
     return {"name": name, "by": measure, "value": value}
-
-
-def facts_of_run(settings: Mapping[str, Any], rows: Rows, state: str) -> RunFacts:
-    """Return what a run is by its recorded `settings` and its newest `rows` in force."""
-    train = settings.get("train")
-    steps = finite_or_none(train.get("steps")) if isinstance(train, dict) else None
-    return facts_of_rows(readable_config(settings), rows, state, steps=steps)
 
 
 def layout_text(settings: Mapping[str, Any]) -> str | None:
@@ -322,11 +316,6 @@ def describe_model(model: Mapping[str, Any], parameters: str = "") -> str:
     shape = [plural(model["num_layers"], "layer")] if "num_layers" in model else []
     shape += [f"{model['width']} wide"] if "width" in model else []
     return ", ".join([str(model.get("kind", "-")), *[parameters] * bool(parameters), *shape])
-
-
-def finite_or_none(value: Any) -> Any:
-    """Return the value if it is a finite number, else None, since JSON has no NaN."""
-    return value if type(value) in (int, float) and value - value == 0 else None
 
 
 def format_loss(value: float | str | None) -> str:

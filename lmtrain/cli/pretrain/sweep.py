@@ -16,7 +16,7 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
-from lmtrain.cli.inspect.run_folder_view import finite_or_none, format_loss
+from lmtrain.cli.inspect.run_folder_view import format_loss
 from lmtrain.cli.pretrain.print_dry_run_and_summary import print_plan_facts
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
@@ -36,6 +36,7 @@ from lmtrain.runfolder.file_names import DATA, METRICS
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
 from lmtrain.runfolder.read_and_record_run_end import read_stop_or_empty
+from lmtrain.runfolder.run_facts import finite_or_none
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.command_watch import note_interrupt_received, watch_command

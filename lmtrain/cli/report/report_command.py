@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin, read_merge
-from lmtrain.cli.inspect.run_folder_view import facts_of_run, finite_or_none, ingredient_lines
+from lmtrain.cli.inspect.run_folder_view import ingredient_lines
 from lmtrain.cli.page.html_document import (
     PAGE_FILE,
     SVG_FILE,
@@ -42,7 +42,6 @@ from lmtrain.cli.shared_options import (
     Overwrite,
     check_output_file,
     parse_output_file,
-    refuse_lists,
     refuse_unused_overwrite,
 )
 from lmtrain.config.settings_base import show
@@ -52,10 +51,12 @@ from lmtrain.runfolder.file_names import LINEAGE
 from lmtrain.runfolder.folder_reader import RunFolder, expand_runs, read_runs
 from lmtrain.runfolder.lineage import Parent, read_lineage
 from lmtrain.runfolder.metrics_rows import read_last_rows, rows_in_force
-from lmtrain.runfolder.run_facts import RunFacts
+from lmtrain.runfolder.run_facts import RunFacts, finite_or_none
 from lmtrain.runfolder.settings_differences import changed_histories, differences, flatten
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.runtime.files.existing_output import check_output
+from lmtrain.similar_path import refuse_lists
+from lmtrain.train.record.facts_of_recorded_runs import facts_of_run
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 EXAMPLES = (

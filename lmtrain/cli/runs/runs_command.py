@@ -11,26 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.run_folder_view import ago, facts_of_run, format_loss
+from lmtrain.cli.inspect.run_folder_view import ago, format_loss
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.settings_keys.verb_synonyms import explain_absent
-from lmtrain.cli.shared_options import Json, refuse_lists
+from lmtrain.cli.shared_options import Json
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
-from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint, way
-from lmtrain.runfolder.folder_reader import RunFolder, find_runs, read_runs
+from lmtrain.errors import UsageError, join_few, spelling_hint, way
+from lmtrain.runfolder.folder_reader import RunFolder, read_runs_below
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
-from lmtrain.runfolder.metrics_rows import (
-    last_write_time,
-    loss_warning,
-    read_first_step,
-    read_last_rows,
-    rows_in_force,
-    to_json_data,
-)
-from lmtrain.runfolder.run_facts import RunFacts
+from lmtrain.runfolder.metrics_rows import to_json_data
 from lmtrain.runfolder.settings_differences import flatten
-from lmtrain.similar_path import missing_path
+from lmtrain.train.record.facts_of_recorded_runs import row_of_run
 from lmtrain.units import format_count
 
 EXAMPLES = (
@@ -90,7 +82,7 @@ def list_runs(
     if tree:
         from lmtrain.cli.runs.family_tree import family_rows
 
-        rows = family_rows(rows, _run_row, with_merges=not (state or where))
+        rows = family_rows(rows, row_of_run, with_merges=not (state or where))
     return print_json(rows) if as_json else print_runs(rows)
 
 
@@ -138,9 +130,9 @@ def _instead(option: str, values: Sequence[str], wrong: str, right: str, shown: 
 
 
 def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a dict of facts, by `_run_row`, for each run below the folders that is in one of `states` (empty: any) and
-    has every setting "KEY=VALUE" of `where`. Without folders, search `runs` or the current folder. Raise UsageError on
-    an unknown state or key, MissingInputError if a folder holds no runs.
+    """Return a dict of facts, by `row_of_run`, for each run below the folders that is in one of `states` (empty: any)
+    and has every setting "KEY=VALUE" of `where`. Without folders, search `runs` or the current folder. Raise UsageError
+    on an unknown state or key, MissingInputError if a folder holds no runs.
     """
     if wrong := [state for state in states if state not in _STATES]:
         hint = spelling_hint(wrong[0], _STATES, lambda state: _instead("--state", states, wrong[0], state))
@@ -149,18 +141,11 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
     for text, (key, sign, _) in zip(where, conditions, strict=True):
         if not (key and sign):
             raise UsageError(f"--where={text} has no value. Give KEY=VALUE.")
-    refuse_lists(folders)
+    for folder in folders:
+        if not folder.exists() and (said := explain_absent(str(folder))):
+            raise UsageError(f"lmtrain runs {folder} is not a command. {said}")
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
-    if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
-        hint = "Name a folder in which `lmtrain pretrain` has written runs."
-        if not empty.exists() and (said := explain_absent(str(empty))):
-            raise UsageError(f"lmtrain runs {empty} is not a command. {said}")
-        if not empty.exists():
-            raise MissingInputError(missing_path(empty, hint, lambda path: next(find_runs(path), None) is not None))
-        raise MissingInputError(f"{empty} is not a folder that holds runs. {hint}")
-    runs = read_runs([*{run.resolve(): run for folder in folders for run in find_runs(folder)}.values()])
-    for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
-        run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
+    runs = read_runs_below(folders)
     known_keys = {key for run in runs for key, _ in flatten(run.settings)}
     if unknown := next((text for text in where if text.partition("=")[0] not in known_keys), None):
         key, _, value = unknown.partition("=")
@@ -169,7 +154,7 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
             meant, known_keys, lambda known: _instead("--where", where, unknown, f"{known}={value}", known)
         )
         raise UsageError(f"--where={key} does not name a setting of any run in {join_few(map(str, folders))}. {hint}")
-    rows = [_run_row(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
+    rows = [row_of_run(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
     return [row for row in rows if not states or row["state"] in states]
 
 
@@ -184,39 +169,6 @@ def _has_setting(run: RunFolder, key: str, value: str) -> bool:
         except ValueError:
             return False
     return value in (show(setting), str(setting))
-
-
-def _run_row(run: RunFolder) -> dict[str, Any]:
-    """Return a dict with the facts about a run for `lmtrain runs`: folder, state, step, losses, speed, time of its last
-    metrics row, and why it stopped. Numbers that are not recorded are None, the step 0.
-    """
-    rows = rows_in_force(read_last_rows(run.metrics))
-    steps = [row for row in rows if row["event"] == "step"]
-    last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
-    now = facts_of_run(run.settings, rows, run.state)
-    warning = loss_warning(_first_row_of_stage(run, rows, now), last) if run.state == "finished" else ""
-    return {
-        "run": str(run.path), "name": run.name, **now.to_dict(),
-        "loss": _loss_or_text(last), "loss/valid": _loss_or_text(valid[-1]) if valid else None,
-        "last_row": last_write_time(rows, run.metrics), "why": run.end_reason or warning, "missing": run.problems,
-    }
-
-
-def _first_row_of_stage(run: RunFolder, rows: Sequence[dict[str, Any]], now: RunFacts) -> dict[str, Any]:
-    """Return the first row of a step of the stage that a run is in, with which its loss is compared; {} if that is not
-    among the newest `rows`, since losses of two stages are of different data.
-    """
-    if now.stage is None or now.stage.number == 1:
-        return read_first_step(run.metrics)
-    rows_of_stage = (row for row in rows if row["event"] == "step" and row.get("stage") == now.stage_name)
-    is_there = any(row["event"] == "stage" and row.get("stage") == now.stage_name for row in rows)
-    return next(rows_of_stage, {}) if is_there else {}
-
-
-def _loss_or_text(row: dict[str, Any]) -> float | str | None:
-    """Return a row's loss; NaN and infinities as text, since a run that reached one is not a run without a loss."""
-    value = row.get("loss")
-    return to_json_data(value) if type(value) in (int, float) else None
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
@@ -271,7 +223,7 @@ def _shorten_to_end(name: str, width: int) -> str:
 
 
 def _table_cells(row: dict[str, Any]) -> dict[str, str]:
-    """Return the texts of a run's line in the table, as column title -> text, from its row by `_run_row` or
+    """Return the texts of a run's line in the table, as column title -> text, from its row by `row_of_run` or
     `family_rows`.
     """
     return {

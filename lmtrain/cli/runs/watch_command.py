@@ -14,7 +14,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_folder_view import age_s, describe_state, facts_of_run, ingredient_lines
+from lmtrain.cli.inspect.run_folder_view import age_s, describe_state, ingredient_lines
 from lmtrain.cli.runs.queued_slurm_job import QueuedJob
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_message
@@ -24,6 +24,7 @@ from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_
 from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.folder_reader import find_runs, is_run, not_a_run, read_run_state, read_settings, record_errors
 from lmtrain.runfolder.metrics_rows import RowFollower, read_last_rows, rows_in_force
+from lmtrain.train.record.facts_of_recorded_runs import facts_of_run
 
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),

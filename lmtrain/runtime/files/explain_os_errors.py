@@ -1,4 +1,4 @@
-"""Explain which limit of the system an OSError is about (disk, inodes, quota, open files) and how to raise it.
+"""Explain an OSError: which limit of the system it is about (disk, inodes, quota, open files), or what else to do.
 
 Torch-free. Called wherever an OSError becomes an error of ours, so that each limit has one message.
 """
@@ -11,7 +11,40 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
+from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.units import format_bytes
+
+_OS_ERRORS: tuple[tuple[tuple[int, ...], type[LmtrainError], str], ...] = (
+    (
+        (errno.EAGAIN,), StorageError,
+        "A process or a thread could not be started: {reason}. End other processes, or raise `ulimit -u`.",
+    ),
+    (
+        (errno.ENAMETOOLONG, errno.EINVAL), UsageError,
+        "{file:.100}... cannot be a file: {reason}. Give a shorter or another name.",
+    ),
+    (
+        (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), MissingInputError,
+        "{file} cannot be opened: {reason}. Check the path; --debug shows the traceback.",
+    ),
+    (
+        (errno.EROFS, errno.EEXIST, errno.ENOTEMPTY), OutputError,
+        "{file} cannot be written: {reason}. Choose another output.",
+    ),
+)  # fmt: skip
+
+
+def error_from_os(error: OSError) -> LmtrainError:
+    """Convert an OSError that reached the top of the program to an LmtrainError with an exit code and a message that
+    says what to do.
+    """
+    file, reason = str(error.filename or "a file"), error.strerror or str(error)
+    if reached := limit_reached(error, Path(file)):
+        return StorageError(f"Reading or writing {file} failed: {reached}")
+    for numbers, error_type, message in _OS_ERRORS:
+        if error.errno in numbers:
+            return error_type(message.format(file=file, reason=reason))
+    return StorageError(f"Reading or writing {file} failed: {reason}. Check the disk; --debug shows the traceback.")
 
 
 def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None:

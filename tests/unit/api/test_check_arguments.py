@@ -13,10 +13,9 @@ import pytest
 import lmtrain
 from lmtrain.api.check_arguments import check_token_ids, checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
-from lmtrain.cli.shared_options import PrecisionName
 from lmtrain.config.settings_base import kinds
 from lmtrain.errors import MissingInputError, UsageError
-from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
+from lmtrain.parallel.device_and_precision_settings import PrecisionName, PrecisionSettings
 from lmtrain.tokenizer.train import train_bpe
 
 
