@@ -473,7 +473,7 @@ def _check_branches(params: Mapping[str, Any]) -> None:
 
 
 def _check_question(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.plan.plan_question_and_search import error_of_layout, read_question
+    from lmtrain.start.plan_question_and_search import error_of_layout, read_question
 
     if not params["calibrate"]:
         names = ("layout", "config_dir", "config_name")

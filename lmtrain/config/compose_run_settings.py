@@ -422,6 +422,12 @@ def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(choices.items())}
 
 
+def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
+    """Return the config file of a group's choice, from the user's folder if it has one, else from conf/; or None."""
+    roots = [*([config_dir] if config_dir else []), conf_dir()]
+    return next((path for root in roots if (path := root / group / f"{name}.yaml").is_file()), None)
+
+
 def _config_folders(config_dir: Path | None) -> list[Path]:
     """Return the folders to search for config files, in order: the user's folder `config_dir`, if it is not None, then
     the shipped conf/. Raise MissingInputError if `config_dir` is not a folder.

@@ -10,9 +10,9 @@ import resource
 import sys
 import time
 
-from lmtrain.cli.plan.plan_question_and_search import read_question
 from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits, rank_layouts
+from lmtrain.start.plan_question_and_search import read_question
 
 
 def main() -> None:

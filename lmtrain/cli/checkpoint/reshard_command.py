@@ -12,9 +12,9 @@ import typer
 
 from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, progress
-from lmtrain.cli.settings_keys.layout_option_ways import ways_in_layout_option
 from lmtrain.cli.shared_options import Json, Overwrite, Plugins, parse_size
 from lmtrain.errors import UsageError, fill_in, leave_out, shell_quoted
+from lmtrain.placement.layout_option_ways import ways_in_layout_option
 from lmtrain.placement.parallel_settings import check_layout, parse_layout
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from lmtrain.cli.plan.plan_question_and_search import load_hardware
 from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.cli.shared_options import refuse_unused_overwrite
@@ -32,6 +31,7 @@ from lmtrain.runfolder.folder_reader import not_a_run
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.files.existing_output import Kind, check_output, holds
+from lmtrain.start.plan_question_and_search import load_hardware
 from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 

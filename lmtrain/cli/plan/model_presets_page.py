@@ -11,11 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtrain.cli.plan.plan_question_and_search import PlanResult, find_layouts, read_question
 from lmtrain.cli.plan.print_layout_ranking import layout_row
 from lmtrain.cli.settings.config_command import model_row
-from lmtrain.cli.settings_keys.describe_all_settings import config_file
-from lmtrain.config.compose_run_settings import group_choices
+from lmtrain.config.compose_run_settings import config_file, group_choices
+from lmtrain.start.plan_question_and_search import PlanResult, find_layouts, read_question
 
 _HARDWARE = "h100"
 _GPUS = (1, 8, 64, 512)

@@ -107,14 +107,14 @@ def plan(
             f"{leave_out('--doublings', shown='Leave --doublings 0 out')}, or "
             f"{leave_out('--grow-batch', shown='--grow-batch')}."
         )
-    from lmtrain.cli.plan.plan_question_and_search import (
+    from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
+    from lmtrain.runtime.files.atomic_files import atomic_file
+    from lmtrain.start.plan_question_and_search import (
         find_layouts,
         keeps_activations,
         read_question,
         with_gpus_per_node,
     )
-    from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
-    from lmtrain.runtime.files.atomic_files import atomic_file
 
     question = read_question(overrides or [], layout, config_dir, config_name)
     if price == math.inf:

@@ -26,7 +26,6 @@ from lmtrain.cli.page.html_document import (
     svg_rect,
     svg_text,
 )
-from lmtrain.cli.plan.plan_question_and_search import PlanResult
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly, print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_message
 from lmtrain.observe.screen.metrics_row_text import format_percent
@@ -38,6 +37,7 @@ from lmtrain.plan.search.predict_layout_cost import (
     simulate_step,
     why_slower,
 )
+from lmtrain.start.plan_question_and_search import PlanResult
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _MAX_RANKS = 8

@@ -15,7 +15,6 @@ from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs,
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.cli.settings_keys.describe_all_settings import (
     all_keys,
-    config_file,
     config_headline,
     default_choices,
     read_config_text,
@@ -24,7 +23,7 @@ from lmtrain.cli.settings_keys.describe_all_settings import (
 from lmtrain.cli.settings_keys.shell_completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import STAGE_GROUP, compose_plain, group_choices
+from lmtrain.config.compose_run_settings import STAGE_GROUP, compose_plain, config_file, group_choices
 from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml

@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.settings_keys.describe_all_settings import Key, config_file, read_config_text
+from lmtrain.cli.settings_keys.describe_all_settings import Key, read_config_text
 from lmtrain.config.compose_run_settings import (
     STAGE_CHOICES,
     Composed,
     compose_adjusted,
     composed_settings,
     conf_dir,
+    config_file,
     group_choices,
 )
 from lmtrain.config.setting_origins import Origin, iter_leaves, origins_in_file

@@ -29,12 +29,6 @@ such as `10M` and `300B`.
 _TYPE_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
-def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
-    """Return the config file of a group's choice, from the user's folder if it has one, else from conf/; or None."""
-    roots = [*([config_dir] if config_dir else []), conf_dir()]
-    return next((path for root in roots if (path := root / group / f"{name}.yaml").is_file()), None)
-
-
 def default_choices() -> dict[str, str]:
     """Return the choice that conf/pretrain.yaml makes in each group."""
     text = (conf_dir() / "pretrain.yaml").read_text(encoding="utf-8")

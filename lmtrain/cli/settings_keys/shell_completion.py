@@ -155,7 +155,8 @@ class _Completer:
         """Return the names of the files of a config group, such as "model", each with a short description; [] for an
         unknown group.
         """
-        from lmtrain.cli.settings_keys.describe_all_settings import config_file, config_headline
+        from lmtrain.cli.settings_keys.describe_all_settings import config_headline
+        from lmtrain.config.compose_run_settings import config_file
 
         return [
             (name, _first_clause(config_headline(file)))
@@ -167,7 +168,8 @@ class _Completer:
         """Return the Key entries of a settings section, such as "optim", of the kind that the command line or the
         defaults choose. If that choice is not known, return those of all kinds; return [] for an unknown section.
         """
-        from lmtrain.cli.settings_keys.describe_all_settings import CommentedFile, config_file, default_choices
+        from lmtrain.cli.settings_keys.describe_all_settings import CommentedFile, default_choices
+        from lmtrain.config.compose_run_settings import config_file
 
         section = self._sections.get(section_name)
         if section is None:

@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         name="larger_nodes_with_the_same_network",
-        file="lmtrain/cli/plan/plan_question_and_search.py",
+        file="lmtrain/start/plan_question_and_search.py",
         function="with_gpus_per_node",
         old="nic = hardware.nic_GBps * gpus / hardware.gpus_per_node",
         new="nic = hardware.nic_GBps",
@@ -374,7 +374,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_planned_layout_that_is_never_legal_is_only_called_so",
-        file="lmtrain/cli/plan/plan_question_and_search.py",
+        file="lmtrain/start/plan_question_and_search.py",
         function="no_legal_layout_error",
         old="if words or keys:",
         new="if words:",

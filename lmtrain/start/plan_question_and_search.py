@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lmtrain.cli.settings_keys.describe_all_settings import config_file
-from lmtrain.cli.settings_keys.layout_option_ways import option_word, parse_sizes, ways_in_layout_option
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import group_choices
+from lmtrain.config.compose_run_settings import config_file, group_choices
 from lmtrain.config.name_suggestions import number_meant
 from lmtrain.config.parse_and_apply_overrides import apply_override, override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
@@ -44,6 +42,7 @@ from lmtrain.errors import (
 )
 from lmtrain.layout import divisors
 from lmtrain.placement.batch_rampup_settings import rampup_problems
+from lmtrain.placement.layout_option_ways import option_word, parse_sizes, ways_in_layout_option
 from lmtrain.placement.parallel_settings import (
     MAX_PROCESSES,
     ParallelSettings,

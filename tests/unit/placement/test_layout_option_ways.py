@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmtrain.cli.settings_keys.layout_option_ways import ways_in_layout_option
 from lmtrain.errors import SettingsError, Way, leave_out, own, way
+from lmtrain.placement.layout_option_ways import ways_in_layout_option
 
 
 def _ways(layout: str, *problems: str, takes_settings: bool = False) -> list[list[Way]]:
