@@ -11,7 +11,8 @@ from tests.mutants.record import Reach
 
 # where a room's own tests are, if not in tests/unit/ROOM
 OWN = {
-    "cli": ("tests/cli/",), "conf": ("tests/unit/config/", "tests/contracts/", "tests/unit/plan/test_hardware.py"),
+    "cli": ("tests/cli/",), "start": ("tests/cli/",),
+    "conf": ("tests/unit/config/", "tests/contracts/", "tests/unit/plan/test_hardware.py"),
     "config": ("tests/unit/config/", "tests/mistakes/"),
     "csrc": ("tests/unit/runtime/", "tests/unit/tokenizer/", "tests/unit/data_tools/", "tests/unit/data/"),
     "data_tools": ("tests/unit/data_tools/",), "objectives": ("tests/unit/models/objectives/",),
