@@ -33,7 +33,7 @@ from data_tools.read.compressed_and_parquet_readers import CODECS, archive_conte
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint, way
 from lmtrain.runtime.files.atomic_files import atomic_file, is_safe_name
 from lmtrain.runtime.files.existing_output import made_from
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs

@@ -58,11 +58,11 @@ from lmtrain.runtime.files.atomic_files import (
     remove_empty_folders,
     write_json,
 )
+from lmtrain.runtime.files.similar_path import missing_path, paths_within
+from lmtrain.runtime.files.unreadable_files import explain_unreadable
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.similar_path import missing_path, paths_within
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
-from lmtrain.unreadable_files import explain_unreadable
 
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
 _SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size

@@ -31,9 +31,9 @@ from lmtrain.errors import (
     way,
 )
 from lmtrain.runtime.files.atomic_files import read_errors, refuse_sparse_file
-from lmtrain.similar_path import missing_path, paths_in_one_word
+from lmtrain.runtime.files.similar_path import missing_path, paths_in_one_word
+from lmtrain.runtime.files.unreadable_files import explain_unreadable, is_text_file
 from lmtrain.units import plural
-from lmtrain.unreadable_files import explain_unreadable, is_text_file
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")

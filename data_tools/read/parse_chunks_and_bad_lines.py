@@ -43,6 +43,7 @@ from data_tools.read.cut_files_into_chunks import (
 from data_tools.read.find_input_files import STDIN, Source
 from lmtrain.errors import DataError, join_few, shorten, way
 from lmtrain.runtime.files.atomic_files import read_errors
+from lmtrain.runtime.files.unreadable_files import encoding_advice
 from lmtrain.tokenizer.bulk_encoding import EncodedDocuments, Encoder
 from lmtrain.tokenizer.text_from_json_lines import (
     BOM,
@@ -54,7 +55,6 @@ from lmtrain.tokenizer.text_from_json_lines import (
     read_jsonl,
     split_lines,
 )
-from lmtrain.unreadable_files import encoding_advice
 
 # because: a slice with more bad lines than this is not JSON lines, and listing them all would exhaust memory
 MAX_BAD_LINES = 100_000

@@ -45,8 +45,8 @@ from lmtrain.runtime.files.atomic_files import (
     read_errors,
     storage_errors,
 )
+from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.runtime.processes.fault_injection import fault_point
-from lmtrain.similar_path import missing_path
 from lmtrain.units import format_bytes
 
 BEST_SUFFIX = "@best"  # after a run's folder: RUN@best

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from lmtrain.errors import MissingInputError, SettingsError
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 32

@@ -15,7 +15,7 @@ from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
 from lmtrain.data.store.indexed_dataset import dataset_file
 from lmtrain.data.store.joined_dataset import shard_prefixes
 from lmtrain.errors import SettingsError, shell_quoted, way
-from lmtrain.unreadable_files import explain_unreadable
+from lmtrain.runtime.files.unreadable_files import explain_unreadable
 
 # texts that data.text reads without data.text_suffixes
 _READABLE = re.compile(r".*\.(txt|jsonl|parquet|zst|(txt|jsonl?)\.(gz|bz2|xz|zst))", re.DOTALL)

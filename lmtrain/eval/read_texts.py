@@ -14,7 +14,7 @@ from typing import Any
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.atomic_files import parse_json
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, Usa
 from lmtrain.runfolder.file_names import step_from_name
 from lmtrain.runfolder.folder_reader import is_run
 from lmtrain.runtime.files.atomic_files import is_safe_name, open_fd, read_json, read_range
-from lmtrain.similar_path import missing_path
-from lmtrain.unreadable_files import explain_unreadable
+from lmtrain.runtime.files.similar_path import missing_path
+from lmtrain.runtime.files.unreadable_files import explain_unreadable
 
 Program = Literal["hf", "megatron"]
 TRACKER = "latest_checkpointed_iteration.txt"  # Megatron-LM writes the newest iteration into it

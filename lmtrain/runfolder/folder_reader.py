@@ -33,8 +33,8 @@ from lmtrain.runfolder.file_names import (
 from lmtrain.runfolder.read_and_record_run_end import read_object_or_empty, read_stop, stop_stamp
 from lmtrain.runfolder.stop_json_writer import DONE
 from lmtrain.runtime.files.atomic_files import lock_holder, read_json
+from lmtrain.runtime.files.similar_path import missing_path, refuse_lists
 from lmtrain.runtime.processes.process_environment import process_identity
-from lmtrain.similar_path import missing_path, refuse_lists
 
 _RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
 _FOLDERS_OF_RUN = (CHECKPOINTS, DATA, HANGS, IMPORTED, TENSORBOARD, TRACES)

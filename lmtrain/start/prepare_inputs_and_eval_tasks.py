@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, own, spelling_hint
 from lmtrain.runfolder.tensorboard_metric_names import AVERAGE_PREFIX
+from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.runtime.processes.process_environment import ProcessEnv
-from lmtrain.similar_path import missing_path
 from lmtrain.start.init_from_settings_and_import import import_first_weights, read_foreign_weights
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.startup_checks.preflight import EvaluationTask, Inputs, preflight

@@ -47,7 +47,7 @@ from lmtrain.runfolder.lineage import RESUMED, read_lineage
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.settings_differences import compare_settings, first_start, flatten
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.start.init_from_settings_and_import import compose_settings
 from lmtrain.start.training_stages_of_branch import BranchPoint, put_before_stages
 from lmtrain.train.rules_between_settings import text_dataset_prefix

@@ -22,7 +22,7 @@ import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, shorten
 from lmtrain.runtime.files.atomic_files import atomic_file, open_fd, read_range
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.tokenizer import vocabulary_files
 
 MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large

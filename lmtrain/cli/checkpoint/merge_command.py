@@ -13,9 +13,9 @@ from lmtrain.cli.checkpoint.print_conversion_result import print_conversion
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, progress
 from lmtrain.cli.shared_options import Json, Overwrite, Plugins, parse_size
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, fill_in, join_few, leave_out, way
+from lmtrain.runtime.files.similar_path import missing_path, refuse_lists
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
-from lmtrain.similar_path import missing_path, refuse_lists
 
 if TYPE_CHECKING:
     from lmtrain.checkpoint.merge.average_checkpoint_contents import MergedContents

@@ -33,7 +33,7 @@ from lmtrain.cli.shared_options import (
 )
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
-from lmtrain.similar_path import refuse_lists
+from lmtrain.runtime.files.similar_path import refuse_lists
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CONFIG
 from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.runtime.files.existing_output import Found, Kind, check_output, holds
+from lmtrain.runtime.files.unreadable_files import is_tokenizer
 from lmtrain.units import plural
-from lmtrain.unreadable_files import is_tokenizer
 
 if TYPE_CHECKING:
     from data_tools.read.find_input_files import Inputs, TextSplit

@@ -18,9 +18,9 @@ from lmtrain.runfolder.file_names import CHECKPOINTS, CONFIG
 from lmtrain.runfolder.folder_reader import is_run, record_errors
 from lmtrain.runfolder.metrics_rows import to_json_data
 from lmtrain.runtime.files.atomic_files import read_json
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
+from lmtrain.runtime.files.unreadable_files import explain_unreadable
 from lmtrain.units import format_bytes, plural
-from lmtrain.unreadable_files import explain_unreadable
 
 
 def inspect(

@@ -55,7 +55,7 @@ from lmtrain.runfolder.run_facts import RunFacts, finite_or_none
 from lmtrain.runfolder.settings_differences import changed_histories, differences, flatten
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.runtime.files.existing_output import check_output
-from lmtrain.similar_path import refuse_lists
+from lmtrain.runtime.files.similar_path import refuse_lists
 from lmtrain.train.record.facts_of_recorded_runs import facts_of_run
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 

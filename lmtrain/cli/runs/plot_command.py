@@ -15,7 +15,7 @@ from lmtrain.cli.page.svg_line_charts import Form, log_ticks, tick_labels, ticks
 from lmtrain.errors import DataError, UsageError, own, spelling_hint
 from lmtrain.observe.history.read_metrics_columns import Numbers, extreme_indices, read_record
 from lmtrain.runfolder.folder_reader import expand_runs, read_runs
-from lmtrain.similar_path import refuse_lists
+from lmtrain.runtime.files.similar_path import refuse_lists
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
 _KEY_FORMS: dict[str, Form] = {"memory_bytes": "bytes", "mfu": "percent", "data_wait_s": "seconds"}

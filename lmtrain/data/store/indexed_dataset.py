@@ -32,8 +32,8 @@ from lmtrain.data.store.block_checksums import ChecksumRecord, MappedFile, Mappe
 from lmtrain.errors import DataError, MissingInputError, join_few, way
 from lmtrain.runtime.files import atomic_files
 from lmtrain.runtime.files.crc32c import crc32c
-from lmtrain.similar_path import similar_path
-from lmtrain.unreadable_files import explain_unreadable
+from lmtrain.runtime.files.similar_path import similar_path
+from lmtrain.runtime.files.unreadable_files import explain_unreadable
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
 from lmtrain.runtime.files.explain_os_errors import limit_reached
-from lmtrain.similar_path import missing_path
+from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from data_tools.read.find_input_files import Source, find_sources, resolve_text_inputs
 from lmtrain.errors import MissingInputError, UsageError, fill_in, leave_out, way
-from lmtrain.similar_path import missing_path, paths_in_one_word
+from lmtrain.runtime.files.similar_path import missing_path, paths_in_one_word
 from lmtrain.units import plural
 
 if TYPE_CHECKING:

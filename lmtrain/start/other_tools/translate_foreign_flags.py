@@ -21,7 +21,7 @@ from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.name_suggestions import is_variable, nearest_name, types_by_key, union_members
 from lmtrain.config.names_without_counterpart import sentence_about, sentence_about_variable
 from lmtrain.config.parse_and_apply_overrides import named_values
-from lmtrain.similar_path import similar_path
+from lmtrain.runtime.files.similar_path import similar_path
 from lmtrain.start.other_tools import foreign_options as tables
 from lmtrain.start.other_tools.foreign_translation import Option, Translation
 from lmtrain.start.other_tools.reckon_foreign_values import reckon

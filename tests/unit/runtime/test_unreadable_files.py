@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.unreadable_files import (
+from lmtrain.runtime.files.unreadable_files import (
     _KINDS,
     encoding_advice,
     explain_unreadable,

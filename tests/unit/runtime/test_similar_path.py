@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import MissingInputError, split_ways
-from lmtrain.similar_path import missing_path, paths_in_one_word, similar_path
+from lmtrain.runtime.files.similar_path import missing_path, paths_in_one_word, similar_path
 
 
 @pytest.fixture
