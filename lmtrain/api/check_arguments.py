@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lmtrain.config.name_suggestions import union_members
 from lmtrain.config.names_without_counterpart import sentence_about
 from lmtrain.errors import UsageError
+from lmtrain.eval.sampling_and_precision_settings import PrecisionName
 from lmtrain.runtime.files.explain_os_errors import error_from_os
 from lmtrain.units import plural
 
@@ -102,9 +103,6 @@ def _can_be_path(value: Any) -> bool:
 
 def check_dtype(dtype: str) -> None:
     """Raise UsageError unless models compute in `dtype`."""
-    # because: a tokenizer does not need it
-    from lmtrain.parallel.device_and_precision_settings import PrecisionName
-
     known = get_args(PrecisionName)
     if dtype not in known:
         raise UsageError(f"dtype={dtype} is not a type that models compute in. Use {', '.join(known)}.")

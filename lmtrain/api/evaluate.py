@@ -10,12 +10,12 @@ from typing import Any
 
 from lmtrain.api.check_arguments import check_dtype, checked
 from lmtrain.errors import UsageError
-from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.observe.screen.command_progress import ProgressReporter
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.terminal_safe_text import write_line
 from lmtrain.start.evaluation.run_tasks import Options, Session, Views, choose_layout, evaluate_one
 from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
+from lmtrain.start.find_model_at_path import find_model
 
 
 @checked

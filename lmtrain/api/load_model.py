@@ -17,19 +17,16 @@ from torch import Tensor, nn
 
 from lmtrain.api.check_arguments import check_dtype, check_token_ids, checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
-from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.errors import UsageError
 from lmtrain.eval import sample_text_from_prompt as generation
 from lmtrain.eval.load_model import LoadedModel, load_source
-from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
+from lmtrain.eval.sampling_and_precision_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request
-from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runfolder.run_facts import facts_of_checkpoint
 from lmtrain.runtime.machine.choose_device import memory_errors
-from lmtrain.train.run_config import config_of_checkpoint
+from lmtrain.start.find_model_at_path import find_model
+from lmtrain.train.record.facts_of_recorded_runs import facts_of_saved_run
 from lmtrain.units import format_count, plural
 
 _FEWER_ROWS = "Give fewer rows or shorter texts at a time, or load the model with another dtype."
@@ -112,10 +109,8 @@ class Model:
         `stage`, `batch`, `seq_len`, `data`, `tokens`, `lr`, `starts`, `borders`, `parameters` and more. None for a
         Hugging Face folder.
         """
-        if not (self.path / MANIFEST).is_file():
-            return None
-        state = load_manifest(self.path).state
-        return facts_of_checkpoint(config_of_checkpoint(state), state).to_dict()
+        facts = facts_of_saved_run(self.path)
+        return None if facts is None else facts.to_dict()
 
     @property
     def seq_len(self) -> int:

@@ -21,7 +21,7 @@ from lmtrain.cli.shared_options import (
     parse_output_file,
     refuse_unused_overwrite,
 )
-from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
+from lmtrain.eval.sampling_and_precision_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.runtime.files.atomic_files import atomic_file, check_output_folder
 from lmtrain.runtime.files.existing_output import Kind, check_output, has_rows_with
 from lmtrain.runtime.processes.process_environment import set_library_defaults
@@ -83,7 +83,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
     from lmtrain.checkpoint.unopened_model_on_disk import check_causal
-    from lmtrain.exchange.find_model_at_path import find_model
+    from lmtrain.start.find_model_at_path import find_model
 
     samplings = build_samplings(temperature, top_k, top_p, seed, num_samples)
     check_prompt_options(prompt, prompt_file, prompts)

@@ -13,7 +13,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import OutputError, UsageError, leave_out, own, way
-from lmtrain.parallel.device_and_precision_settings import PrecisionName
+from lmtrain.eval.sampling_and_precision_settings import PrecisionName
 from lmtrain.runtime.files.existing_output import Kind, check_output
 from lmtrain.units import parse_bytes, parse_count
 

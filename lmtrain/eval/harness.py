@@ -22,7 +22,7 @@ from lmtrain.checkpoint.view_with_ema_as_weights import check_weight_set
 from lmtrain.errors import DataError, UsageError, own, shorten, spelling_hint
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.sample_text_from_prompt import generate_tokens, prompt_tokens
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_and_precision_settings import Sampling
 from lmtrain.eval.score_targets import Scorer, TargetScores
 from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, UsageError, way
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_and_precision_settings import Sampling
 from lmtrain.eval.score_targets import Scorable
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 

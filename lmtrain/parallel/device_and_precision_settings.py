@@ -14,8 +14,6 @@ from lmtrain.config.settings_base import Choice, Facts, Problem, Settings, probl
 from lmtrain.errors import own, way
 from lmtrain.placement.parallel_settings import ParallelSettings, whole_backward_schedule, why_not_compiled
 
-PrecisionName = Literal["fp32", "bf16", "fp16"]  # of the number formats that models compute in
-
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings(Settings):

@@ -40,7 +40,6 @@ from lmtrain.errors import (
     spelling_hint,
     way,
 )
-from lmtrain.layout import divisors
 from lmtrain.placement.batch_rampup_settings import rampup_problems
 from lmtrain.placement.layout_option_ways import option_word, parse_sizes, ways_in_layout_option
 from lmtrain.placement.parallel_settings import (
@@ -54,7 +53,7 @@ from lmtrain.plan.calibrate_to_measured_steps import machine_cost_model
 from lmtrain.plan.cost_model.hardware_figures import Hardware
 from lmtrain.plan.cost_model.step_time_and_energy import dollars
 from lmtrain.plan.run_estimates.workload_from_settings import PlannedRun
-from lmtrain.plan.search.legal_layouts import FixedSettings, legal_layouts
+from lmtrain.plan.search.legal_layouts import FixedSettings, legal_layouts, most_gpus_that_share
 from lmtrain.plan.search.order_layouts_by_speed import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.plan.search.predict_layout_cost import (
     CurvePoint,
@@ -435,7 +434,7 @@ def _larger_batch_or_fewer_gpus(question: Question) -> Iterator[tuple[str, Quest
     if larger_batch != batch:
         larger = replace(question.run, global_batch=larger_batch)
         yield f"train.global_batch={larger_batch}", replace(question, run=larger)
-    fewer_gpus = max((n for n in divisors(batch, batch) if n <= gpus and n % parts == 0), default=gpus)
+    fewer_gpus = most_gpus_that_share(batch, gpus, parts)
     if fewer_gpus != gpus:
         yield f"gpus={fewer_gpus}", replace(question, gpus=fewer_gpus)
 

@@ -53,6 +53,7 @@ from lmtrain.train.run_config import RunConfig
 if TYPE_CHECKING:
     import torch
 
+    from lmtrain.parallel.mesh import Mesh
     from lmtrain.train.loop import Summary
     from lmtrain.train.startup_checks.preflight import Inputs
 
@@ -144,14 +145,17 @@ class Attempt:
         set_env_default(COMMAND_VARIABLE, str(process_identity(os.getpid())))
 
     @contextmanager
-    def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
-        """Context manager that opens the device, the process group of all ranks and the hang watchdog; every rank must
-        enter it. Yield (device, host names of all ranks in order of rank); the host names are given on rank 0 only.
+    def join_peers(self, inputs: Inputs) -> Iterator[tuple[Mesh, torch.device, Sequence[str]]]:
+        """Context manager that opens the device, the process group of all ranks and the hang watchdog, and checks that
+        the ranks agree on their settings and `inputs`; every rank must enter it. Yield (process groups of the layout,
+        device, host names of all ranks in order of rank); the host names are given on rank 0 only.
         """
         from lmtrain.observe.hang_watch.start_companion_and_raise_verdict import watch_run
+        from lmtrain.parallel.mesh import build_mesh
         from lmtrain.runtime.machine.choose_device import memory_errors, pick_device
         from lmtrain.runtime.processes import current_phase
         from lmtrain.runtime.processes.process_group import open_process_group
+        from lmtrain.train.ranks.compare_ranks_at_start import check_ranks_agree
 
         def report(error: LmtrainError) -> None:
             write_failure(Path(self.config.run.dir), error, self.env)
@@ -171,7 +175,8 @@ class Attempt:
                 ) as watch,
                 self._report_stop_to_peers(watch.send_stop),
             ):
-                yield device, peers.hosts
+                check_ranks_agree(config, inputs, peers.hosts)
+                yield build_mesh(config.parallel.layout, device, timeout_s), device, peers.hosts
 
     def record_result(self, summary: Summary) -> None:
         """Write to stop.json that the run finished, or that it was stopped and has saved. Remove the counted starts

@@ -19,9 +19,9 @@ from lmtrain.cli.eval.print_evaluation import EvaluationScreen
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run
 from lmtrain.eval.task import find_task
-from lmtrain.exchange.find_model_at_path import find_model
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.start.evaluation.run_tasks import Options, Session, choose_layout
+from lmtrain.start.find_model_at_path import find_model
 from tests.layouts.memory import living_tensors, storages
 
 

@@ -135,7 +135,6 @@ def evaluate(
     env = detect_process(processes)
 
     from lmtrain.cli.eval.print_evaluation import EvaluationScreen
-    from lmtrain.exchange.find_model_at_path import find_model
     from lmtrain.start.evaluation.compare_results import compare_files, compare_models
     from lmtrain.start.evaluation.run_tasks import (
         Options,
@@ -146,6 +145,7 @@ def evaluate(
         evaluate_steps,
         find_step_checkpoints,
     )
+    from lmtrain.start.find_model_at_path import find_model
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,

@@ -91,16 +91,12 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[list[PlannedEvalu
     call it. A run without stages counts as one stage. `evaluations` holds a list for each of these stages. Return a
     summary of them together.
     """
-    from lmtrain.parallel.mesh import build_mesh
     from lmtrain.start.prepare_inputs_and_eval_tasks import build_evaluation
     from lmtrain.train.loop import train
-    from lmtrain.train.ranks.compare_ranks_at_start import check_ranks_agree
     from lmtrain.train.set_up_run import open_run
 
     config = attempt.config
-    with attempt.join_peers() as (device, hosts):
-        check_ranks_agree(config, inputs, hosts)
-        mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
+    with attempt.join_peers(inputs) as (mesh, device, hosts):
         summary = None
         for (stage, stage_inputs), planned in zip(inputs.stages(config), evaluations, strict=True):
             with open_run(stage, stage_inputs, console, mesh, device, hosts) as run:

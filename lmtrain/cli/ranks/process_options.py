@@ -65,7 +65,7 @@ EVALUATION_IMPORTS = (
     "lmtrain.cli.screen.print_facts_and_tables", "lmtrain.eval.task_recipes.multiple_choice_yaml",
     "lmtrain.eval.statistics", "lmtrain.eval.task_recipes.hash_and_count_texts", "lmtrain.eval.resume_journal",
     "lmtrain.eval.load_model", "lmtrain.eval.tasks.masked", "lmtrain.eval.print_evaluation_results",
-    "lmtrain.eval.run_task", "lmtrain.exchange.find_model_at_path", "lmtrain.observe.screen.training_view",
+    "lmtrain.eval.run_task", "lmtrain.start.find_model_at_path", "lmtrain.observe.screen.training_view",
     "lmtrain.parallel.weights.fsdp_sharding", "lmtrain.runtime.processes.local_rank_launcher",
     "lmtrain.train.ranks.compare_ranks_at_start", "lmtrain.train.run_config",
     "lmtrain.train.layouts.ranks_and_memory_table", "lmtrain.train.startup_checks.preflight",

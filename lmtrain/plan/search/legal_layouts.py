@@ -187,6 +187,13 @@ class LayoutSpace:
         return table_of_column
 
 
+def most_gpus_that_share(batch: int, gpus: int, parts: int) -> int:
+    """Return the largest number of GPUs, at most `gpus`, among which a batch can be divided evenly and that is a
+    multiple of `parts`; `gpus` if there is none.
+    """
+    return max((n for n in divisors(batch, batch) if n <= gpus and n % parts == 0), default=gpus)
+
+
 def legal_layouts(
     run: PlannedRun, world_size: int, hardware: Hardware, fixed_settings: FixedSettings | None = None
 ) -> LayoutSpace:

@@ -6,8 +6,11 @@ Called by the commands and the Python interface that show runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.checkpoint.find_and_prune import load_manifest
 from lmtrain.runfolder.folder_reader import RunFolder
 from lmtrain.runfolder.metrics_rows import (
     last_write_time,
@@ -17,8 +20,8 @@ from lmtrain.runfolder.metrics_rows import (
     rows_in_force,
     to_json_data,
 )
-from lmtrain.runfolder.run_facts import RunFacts, facts_of_rows, finite_or_none
-from lmtrain.train.run_config import readable_config
+from lmtrain.runfolder.run_facts import RunFacts, facts_of_checkpoint, facts_of_rows, finite_or_none
+from lmtrain.train.run_config import config_of_checkpoint, readable_config
 
 
 def facts_of_run(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], state: str) -> RunFacts:
@@ -26,6 +29,14 @@ def facts_of_run(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
     train = settings.get("train")
     steps = finite_or_none(train.get("steps")) if isinstance(train, dict) else None
     return facts_of_rows(readable_config(settings), rows, state, steps=steps)
+
+
+def facts_of_saved_run(checkpoint: Path) -> RunFacts | None:
+    """Return what a run was when it saved the checkpoint in this folder; None for a folder that is no checkpoint."""
+    if not (checkpoint / MANIFEST).is_file():
+        return None
+    state = load_manifest(checkpoint).state
+    return facts_of_checkpoint(config_of_checkpoint(state), state)
 
 
 def row_of_run(run: RunFolder) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from lmtrain.api.check_arguments import check_token_ids, checked
 from lmtrain.api.encode_and_decode_text import Tokenizer
 from lmtrain.config.settings_base import kinds
 from lmtrain.errors import MissingInputError, UsageError
-from lmtrain.parallel.device_and_precision_settings import PrecisionName, PrecisionSettings
+from lmtrain.eval.sampling_and_precision_settings import PrecisionName
+from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.tokenizer.train import train_bpe
 
 

@@ -17,7 +17,7 @@ from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.read_texts import TextInput
 from lmtrain.eval.run_task import run as run_task
 from lmtrain.eval.sample_text_from_prompt import generate
-from lmtrain.eval.sampling_settings import DEFAULT_NEW_TOKENS, Sampling
+from lmtrain.eval.sampling_and_precision_settings import DEFAULT_NEW_TOKENS, Sampling
 from lmtrain.eval.task import find_task
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings

@@ -16,7 +16,7 @@ import torch
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.run_task import run
 from lmtrain.eval.sample_text_from_prompt import generate
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_and_precision_settings import Sampling
 from lmtrain.eval.score_targets import SharedAnswers, Subject
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages

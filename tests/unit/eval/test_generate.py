@@ -21,7 +21,7 @@ from lmtrain.eval.sample_text_from_prompt import (
     prompt_tokens,
     stream_text,
 )
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_and_precision_settings import Sampling
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 SEQ_LEN = 16

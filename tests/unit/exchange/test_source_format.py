@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.errors import CheckpointError, LmtrainError, MissingInputError, UsageError
 from lmtrain.exchange.detect_model_folder_format import identify_source
-from lmtrain.exchange.find_model_at_path import find_model
+from lmtrain.start.find_model_at_path import find_model
 
 LLAMA = {"model_type": "llama"}
 INDEX = "model.safetensors.index.json"

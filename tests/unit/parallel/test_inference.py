@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
 from lmtrain.eval.sample_text_from_prompt import generate_tokens
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_and_precision_settings import Sampling
 from lmtrain.eval.score_targets import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout

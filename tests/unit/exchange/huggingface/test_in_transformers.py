@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from lmtrain.errors import CheckpointError
 from lmtrain.eval.load_model import load_for_eval
 from lmtrain.eval.sample_text_from_prompt import generate_tokens
-from lmtrain.eval.sampling_settings import Sampling
+from lmtrain.eval.sampling_and_precision_settings import Sampling
 from lmtrain.exchange.huggingface.compare_with_transformers import compare_ids as compare_ids_of_export
 from lmtrain.exchange.huggingface.compare_with_transformers import (
     largest_difference,

@@ -1,15 +1,17 @@
-"""Settings of text generation, checked: temperature, top-k, top-p and seed.
+"""Settings of a model in use: the number format, and of text generation temperature, top-k, top-p and seed, checked.
 
-Called by `lmtrain generate`, the Python interface and the adapter for lm-evaluation-harness. Torch-free, so that a
-wrong value is refused before torch is imported.
+Called by `lmtrain eval`, `lmtrain generate`, the Python interface and the adapter for lm-evaluation-harness.
+Torch-free, so that a wrong value is refused before torch is imported.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lmtrain.errors import UsageError, leave_out
 
+PrecisionName = Literal["fp32", "bf16", "fp16"]
 DEFAULT_NEW_TOKENS = 200
 MAX_SEED = 2**32 - 1  # because: torch's generator on the CPU reads 32 bits, so 2**32 would draw what 0 draws
 
