@@ -12,7 +12,7 @@ from lmtrain.config import settings_base
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import LayoutError, UsageError
 from lmtrain.start.other_tools.typed_line import TypedLine
-from lmtrain.start.settings_from_earlier_run import compose_run
+from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
 from lmtrain.train.run_config import RunConfig
 
 _OPTIONS = frozenset(("--nproc", "--from-run"))  # of `lmtrain pretrain`, that a translation may use
@@ -31,11 +31,9 @@ def settings(
     LmtrainError that lists the wrong settings. Files and devices that settings name are not looked for.
     """
     try:
-        return compose_run(
-            expand_settings_file(overrides) or [], from_run=None if from_run is None else Path(from_run),
-            config_dir=None if config_dir is None else Path(config_dir), name=config_name, report=None,
-            from_beginning=from_beginning,
-        )  # fmt: skip
+        folder, earlier = (None if path is None else Path(path) for path in (config_dir, from_run))
+        words = expand_settings_file(overrides) or []
+        return compose_run(RunRequest(words, folder, config_name, earlier, from_beginning))
     except (UsageError, LayoutError) as error:
         # because: the tables of other tools' names are needed for an error alone
         from lmtrain.start.other_tools.explain_foreign_line import explain_foreign_words

@@ -11,7 +11,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice, product
 from typing import Any
 
@@ -293,17 +293,15 @@ def _check_run(params: Mapping[str, Any]) -> None:
 
 def _iter_runs(params: Mapping[str, Any]) -> Iterator[RunConfig]:
     """Yield the settings of the first runs of a command line; raise SettingsError if they are wrong."""
-    from lmtrain.start.settings_from_earlier_run import compose_run
+    from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
 
     overrides, config_dir = params["overrides"] or [], params["config_dir"]
+    request = RunRequest(overrides, config_dir, params["config_name"], params["from_run"], params["from_beginning"])
     is_sweep = params.get("multirun") or params.get("array")
     runs = expand_sweep(overrides, config_dir=config_dir) if is_sweep else [overrides]
     for run in _covering(runs)[:_MAX_RUNS]:
         with whole_sweep_in_ways(run, runs):
-            config = compose_run(
-                run, from_run=params["from_run"], from_beginning=params["from_beginning"], config_dir=config_dir,
-                name=params["config_name"],
-            )  # fmt: skip
+            config = compose_run(replace(request, words=run))
             _refuse_texts(config)
         yield config
 

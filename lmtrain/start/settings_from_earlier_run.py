@@ -295,18 +295,26 @@ def _naming_run_in_folder(overrides: Sequence[str]) -> Iterator[None]:
         ]) from error  # fmt: skip
 
 
-def compose_run(
-    overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
-    report: Callable[[str], None] | None = None, from_beginning: bool = False,
-) -> RunConfig:  # fmt: skip
-    """Return a run's settings, composed from conf/NAME.yaml (NAME is `name`) and the overrides. With `from_run`, the
-    path of an earlier run or of its checkpoint, the overrides change that run's complete settings instead; if it is the
-    path of an imported model, the run begins with that model.
+@dataclass(frozen=True)
+class RunRequest:
+    """The run that a user asks for: settings as the words of a command line, and what these words change."""
 
-    If the overrides lead to a run.dir other than the earlier run's, the new run is a branch of it, or with
-    `from_beginning` the same run again from its first step. `report` receives messages about settings that were changed
-    to fit others.
+    words: Sequence[str]
+    config_dir: Path | None = None  # the user's own config folder
+    name: str = "pretrain"  # the root config NAME.yaml
+    # an earlier run or its checkpoint, whose complete settings take the place of the root config; or an imported model,
+    # with which the run begins
+    from_run: Path | None = None
+    from_beginning: bool = False  # the earlier run again, from its first step
+
+
+def compose_run(request: RunRequest, report: Callable[[str], None] | None = None) -> RunConfig:
+    """Return the settings of the run that is asked for. If its words lead to a run.dir other than that of the earlier
+    run, the new run is a branch of it, unless it begins that run again. `report` receives messages about settings that
+    were changed to fit others.
     """
+    overrides, config_dir, name = request.words, request.config_dir, request.name
+    from_run, from_beginning = request.from_run, request.from_beginning
     if from_beginning and from_run is None:
         raise UsageError(
             f"--from-beginning begins an earlier run again, and no run was given. Give {fill_in('--from-run', 'RUN')}, "

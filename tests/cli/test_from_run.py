@@ -12,7 +12,7 @@ import pytest
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import SettingsError, UsageError
 from lmtrain.runfolder.metrics_rows import read_metrics
-from lmtrain.start.settings_from_earlier_run import compose_run
+from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
 from lmtrain.train.run_config import RunConfig
 from tests.cli.harness import Toy, lmtrain, outcome
 
@@ -81,11 +81,11 @@ def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, mo
 def test_more_steps_than_it_has_are_not_typed_with_a_plus(run: Path) -> None:
     says = "train.steps=+2k is not 2k more, since .* Write train.steps=3000 for 2k more than the 1000 that it has."
     with pytest.raises(SettingsError, match=re.escape(says).replace(re.escape(".*"), ".*")):
-        compose_run(["train.steps=+2k"], from_run=run, config_dir=None, name="pretrain")
+        compose_run(RunRequest(["train.steps=+2k"], from_run=run))
 
 
 def begin_again(run: Path, *words: str) -> RunConfig:
-    return compose_run(words, from_run=run, config_dir=None, name="pretrain", from_beginning=True)
+    return compose_run(RunRequest(words, from_run=run, from_beginning=True))
 
 
 def write_starts(run: Path, *starts: tuple[int, dict[str, Any]]) -> None:

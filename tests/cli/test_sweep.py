@@ -18,6 +18,7 @@ from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, install_stop_handlers
+from lmtrain.start.settings_from_earlier_run import RunRequest
 from tests.cli.harness import Toy, lmtrain, start
 
 NAMES: dict[str, dict[str, str]] = {
@@ -47,7 +48,7 @@ def test_long_names_are_cut_and_stay_apart() -> None:
 
 
 def jobs(*overrides: str) -> list[SweepRun]:
-    return plan_runs(["data.path=x", *overrides], None, "pretrain", None)
+    return plan_runs(RunRequest(["data.path=x", *overrides]))
 
 
 @pytest.mark.wide
@@ -65,7 +66,7 @@ def test_runs_get_the_settings_of_a_file_and_not_the_file(tmp_path: Path) -> Non
     typed = [str(file), "optim.lr=2,3", "data.path=x", f"run.dir={tmp_path}/runs"]
     words = expand_settings_file(typed) or []
     assert options_for_runs(["pretrain", "-m", *typed, "--json"], words) == ["--json"]
-    made = plan_runs(words, None, "pretrain", None)
+    made = plan_runs(RunRequest(words))
     assert [job.folder.name for job in made] == ["optim.lr_2", "optim.lr_3"]
     assert [job.overrides[:2] for job in made] == [["train.seed=3", f"optim.lr={lr}"] for lr in (2, 3)]
 
@@ -195,9 +196,7 @@ def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_pat
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="The sweep was stopped by SIGUSR1"):
-        run_sweep(
-            ["pretrain"], Asks(words), ProcessEnv.detect(), config_dir=None, name="pretrain", from_run=None
-        )
+        run_sweep(["pretrain"], RunRequest(Asks(words)), ProcessEnv.detect())
     install_stop_handlers()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "The sweep was stopped by SIGUSR1" in lmtrain("pretrain", "-m", *words, code=75)

@@ -12,6 +12,7 @@ import pytest
 
 from lmtrain.cli.pretrain.sweep import plan_runs
 from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.start.settings_from_earlier_run import RunRequest
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.cli.harness import Toy, lmtrain, on_terminal, start
 
@@ -242,11 +243,11 @@ def test_a_sweep_makes_one_dataset_for_all_its_runs(toy: Toy, notes: Path, tmp_p
 
 def test_runs_of_a_sweep_that_make_different_datasets_keep_them_apart(toy: Toy, tmp_path: Path) -> None:
     words = [f"run.dir={tmp_path}/runs", "train.steps=20"]
-    shared = plan_runs(["data.text=a.txt", "optim.lr=1e-3,2e-3", *words], None, "pretrain", None)
+    shared = plan_runs(RunRequest(["data.text=a.txt", "optim.lr=1e-3,2e-3", *words]))
     assert {str(job.config.data.to_dict()["path"]) for job in shared} == {f"{tmp_path}/runs/data/text"}
-    apart = plan_runs(["data.text=a.txt,b.txt", *words], None, "pretrain", None)
+    apart = plan_runs(RunRequest(["data.text=a.txt,b.txt", *words]))
     assert [job.config.data.to_dict()["path"] for job in apart] == [f"{job.folder}/data/text" for job in apart]
-    [single] = plan_runs(["data.text=a.txt", *words], None, "pretrain", None)
+    [single] = plan_runs(RunRequest(["data.text=a.txt", *words]))
     assert "data.text_dir" not in str(single.overrides)
 
 

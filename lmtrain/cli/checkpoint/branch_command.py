@@ -184,7 +184,7 @@ def _build_branches(
     a step has no checkpoint.
     """
     from lmtrain.config.build_typed_settings import build_settings
-    from lmtrain.start.settings_from_earlier_run import SourceRun, compose_run, recorded_config
+    from lmtrain.start.settings_from_earlier_run import RunRequest, SourceRun, compose_run, recorded_config
     from lmtrain.train.run_config import RunConfig
     from lmtrain.train.run_stage_settings import unused_stage_name
 
@@ -201,7 +201,7 @@ def _build_branches(
         words += [f"stages.{name}.schedule={_SHAPES[shape]}", *_settings_there(there, parent, step, name)]
         typed = typed_words(overrides)
         words = [word for word in words if override_key(word) not in typed] + [*overrides]
-        yield Branch(checkpoint, words, compose_run(words, from_run=checkpoint, config_dir=None, name="pretrain"))
+        yield Branch(checkpoint, words, compose_run(RunRequest(words, from_run=checkpoint)))
 
 
 def _find_checkpoints(run: Path, steps: Sequence[int]) -> list[Path]:

@@ -5,8 +5,7 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,32 +42,33 @@ def pretrain(
     elastic: process_options.Elastic = False,
 ) -> None:
     """Pretrain a model, or continue a stopped run: the same command does both."""
+    from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
+
     processes = process_options.ProcessOptions(nproc, nproc_per_node, max_restarts)
-    env, overrides = process_options.detect_process(processes), list(overrides or [])
-    source: Any = {"from_run": from_run, "from_beginning": from_beginning, "name": config_name}
+    env = process_options.detect_process(processes)
+    request = RunRequest(overrides or [], config_dir, config_name, from_run, from_beginning)
     if dry_run or print_config:
         restore_default_handlers()
     if multirun:
         from lmtrain.cli.pretrain.sweep import run_sweep
 
-        return run_sweep(context.obj, overrides, env, config_dir=config_dir, elastic=elastic, **source)
+        return run_sweep(context.obj, request, env, elastic=elastic)
 
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
     from lmtrain.start.dataset_from_text import make_data_of_text, preview_data_of_text
     from lmtrain.start.run_attempt_bookkeeping import run_attempt
-    from lmtrain.start.settings_from_earlier_run import compose_run
 
     report = print_notice if env.rank == 0 and not env.is_child else None
-    compose = partial(compose_run, overrides, report=report, config_dir=config_dir, **source)
     if dry_run or print_config:
         show = print_settings if print_config else print_preview
-        with preview_data_of_text(compose(), overrides, print_notice, needed=not print_config) as (checked, text):
-            return show(choose_layout(checked, overrides, env, print_notice, elastic=elastic), env, as_json, text)
+        composed = compose_run(request, report)
+        with preview_data_of_text(composed, request.words, print_notice, needed=not print_config) as (checked, text):
+            return show(choose_layout(checked, request.words, env, print_notice, elastic=elastic), env, as_json, text)
     with run_attempt(env, print_error, print_wait, raises_reported="--debug" in context.obj) as attempt:
-        composed = compose()
+        composed = compose_run(request, report)
         attempt.accept_settings(composed)
-        make_data_of_text(composed, overrides, env, attempt.made_text, print_notice, progress, elastic=elastic)
-        config = attempt.config = choose_layout(composed, overrides, env, print_notice, elastic=elastic)
+        make_data_of_text(composed, request.words, env, attempt.made_text, print_notice, progress, elastic=elastic)
+        config = attempt.config = choose_layout(composed, request.words, env, print_notice, elastic=elastic)
 
         # because: wrong settings are refused before these are imported
         from lmtrain.cli.screen.print_facts_and_tables import PlainConsole

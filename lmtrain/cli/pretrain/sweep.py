@@ -8,9 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -42,7 +41,7 @@ from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.command_watch import note_interrupt_received, watch_command
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, stop_requests
-from lmtrain.start.settings_from_earlier_run import SourceRun, compose_run, imported_checkpoint
+from lmtrain.start.settings_from_earlier_run import RunRequest, SourceRun, compose_run, imported_checkpoint
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.startup_checks.check_machine_and_processes import process_problems
 from lmtrain.units import format_count
@@ -65,21 +64,20 @@ class SweepRun:
 
 
 def run_sweep(
-    argv: Sequence[str], overrides: list[str], env: ProcessEnv, *, config_dir: Path | None, name: str,
-    from_run: Path | None, from_beginning: bool = False, elastic: bool = False,
-) -> None:  # fmt: skip
+    argv: Sequence[str], request: RunRequest, env: ProcessEnv, *, elastic: bool = False
+) -> None:
     """Run every combination of the settings with several values, one after another, each in its own `lmtrain pretrain`
     process and run folder. If a run fails, the next ones still run; raise an LmtrainError at the end.
 
-    `argv` is the command line, `overrides` its settings. Finished runs are skipped, so the same command continues a
+    `argv` is the command line, `request` what it asks for. Finished runs are skipped, so the same command continues a
     sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 prints.
     """
     with stop_requests() as stop:
         try:
             stop.raise_at_once()
-            jobs = plan_runs(overrides, config_dir, name, from_run, from_beginning=from_beginning)
+            jobs = plan_runs(request)
             stop.defer_to_step_end(lambda name: None)  # because: the run under way, or the next one, handles it
-            flags = options_for_runs(argv, overrides)
+            flags = options_for_runs(argv, request.words)
             if not elastic and not _DRY_OPTIONS.intersection(flags):
                 _check_layouts(jobs, env)
             _run_jobs(jobs, flags, _CommandRunner(stop), prints_output=env.rank == 0)
@@ -153,29 +151,24 @@ def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
         raise LayoutError(*dict.fromkeys(problems))
 
 
-def plan_runs(
-    overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None, *,
-    from_beginning: bool = False,
-) -> list[SweepRun]:  # fmt: skip
-    """Return the sweep's runs, one for each combination of the overrides with several values, each with its composed
+def plan_runs(request: RunRequest) -> list[SweepRun]:
+    """Return the sweep's runs, one for each combination of the words with several values, each with its composed
     settings and its own folder below run.dir. Raise an LmtrainError, such as SettingsError, if any combination is
     wrong.
     """
-    compose = partial(
-        compose_run, from_run=from_run, config_dir=config_dir, name=config_name, from_beginning=from_beginning
-    )
-    combinations = [list(words) for words in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
+    from_run, every = request.from_run, expand_sweep(request.words, config_dir=request.config_dir)
+    combinations = [list(words) for words in dict.fromkeys(map(tuple, every))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
     for combination in combinations:
         with whole_sweep_in_ways(combination, combinations):
-            config = compose(combination)
+            config = compose_run(replace(request, words=combination))
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = without_settings(words_for_command(combination), ["run.dir"])
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
-    _place_text_datasets(jobs, compose)
+    _place_text_datasets(jobs, request)
     if (
         from_run is not None
         and imported_checkpoint(from_run) is None
@@ -189,10 +182,10 @@ def plan_runs(
     return jobs
 
 
-def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]], RunConfig]) -> None:
+def _place_text_datasets(jobs: Sequence[SweepRun], request: RunRequest) -> None:
     """Set data.text_dir, the folder of the dataset, in place for each run that makes one from data.text: to a common
-    folder if all these runs would make the same dataset, so that it is made once, else to each run's own. `compose`
-    returns the settings of a list of overrides.
+    folder if all these runs would make the same dataset, so that it is made once, else to each run's own. `request`
+    is that of the sweep.
     """
     making = [
         (job, data)
@@ -208,7 +201,7 @@ def _place_text_datasets(jobs: Sequence[SweepRun], compose: Callable[[list[str]]
     for job, _ in making:
         folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder
         job.overrides.append(f"data.text_dir={hydra_quoted(str(folder / DATA))}")
-        job.config = replace(compose(job.overrides), run=job.config.run)
+        job.config = replace(compose_run(replace(request, words=job.overrides)), run=job.config.run)
 
 
 def run_folder_name(changed: dict[str, str]) -> str:

@@ -466,20 +466,18 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
     with --array one for each combination of the overrides with several values.
     """
     from lmtrain.cli.pretrain.sweep import plan_runs
-    from lmtrain.start.settings_from_earlier_run import compose_run
+    from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
 
-    words, from_run = list(options.overrides or ()), options.from_run
-    config_dir, name, from_beginning = options.config_dir, options.config_name, options.from_beginning
+    words = list(options.overrides or ())
+    request = RunRequest(words, options.config_dir, options.config_name, options.from_run, options.from_beginning)
     if options.array:
-        jobs = plan_runs(words, config_dir, name, from_run, from_beginning=from_beginning)
+        jobs = plan_runs(request)
         runs = [
             (replace(job.config, run=replace(job.config.run, dir=str(job.folder))), job.overrides) for job in jobs
         ]
         folder = Path(jobs[0].config.run.dir).absolute()
     else:
-        config = compose_run(
-            words, from_run=from_run, config_dir=config_dir, name=name, from_beginning=from_beginning
-        )
+        config = compose_run(request)
         runs, folder = [(config, words_for_command(words))], Path(config.run.dir).absolute()
     for path in (folder, Path.cwd()):
         if not str(path).isprintable():
