@@ -73,13 +73,15 @@ def export(
     open_folder = partial(new_export, program=to, made_from=made, replaces=found is Found.OTHER)
     with progress("written", "bytes", interrupted=f"{output} is not there; the same command begins anew.") as report:
         if to == "hf":
+            from lmtrain.config.settings_base import facts_of
             from lmtrain.exchange.huggingface.import_and_export import export_hf
             from lmtrain.runfolder.run_facts import facts_of_checkpoint
-            from lmtrain.train.run_config import config_of_checkpoint
+            from lmtrain.train.run_config import RunConfig, config_of_checkpoint
 
             facts = export_hf(
                 source, output, dtype=dtype, weights=weights, report=report, open_folder=open_folder,
                 describe=lambda state: facts_of_checkpoint(config_of_checkpoint(state), state),
+                is_path=lambda key: "path" in facts_of(RunConfig, key),
             )  # fmt: skip
         else:
             from lmtrain.exchange.megatron.import_and_export import export_megatron

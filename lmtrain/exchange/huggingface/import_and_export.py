@@ -101,6 +101,7 @@ def export_hf(
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
     describe: Callable[[Mapping[str, Any]], RunFacts] = partial(facts_of_checkpoint, None),
+    is_path: Callable[[str], bool] | None = None,
     open_folder: Callable[[Path], AbstractContextManager[Path]] = new_folder,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Hugging Face folder `output`, and return the facts to report, such as the
@@ -108,8 +109,8 @@ def export_hf(
     not trained since, otherwise for fp32. If `weights` is "ema", the average of the weights is exported. If `check`,
     logits and token ids are compared with the source's. `report` is called with bytes done and bytes in all. Files of
     several tensors have at most `shard_bytes`. `describe` returns what the run was at the checkpoint, from the state in
-    its manifest; without it, the card has only what needs no settings. `open_folder` yields the folder to fill in
-    place of `output`, which it becomes.
+    its manifest; without it, the card has only what needs no settings. `is_path` is that of `model_card`. `open_folder`
+    yields the folder to fill in place of `output`, which it becomes.
     """
     reader = CheckpointReader(resolve_checkpoint(source), weights)
     settings = checked_model(reader)
@@ -139,7 +140,7 @@ def export_hf(
     files[CONFIG] = json_bytes(config)
     card = model_card(
         output.name, reader.path, reader.state, settings, config, original, tokenizer_class, weights,
-        run=describe(reader.state),
+        run=describe(reader.state), is_path=is_path,
     )  # fmt: skip
     files["README.md"] = card.encode()
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}

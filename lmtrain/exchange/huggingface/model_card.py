@@ -7,21 +7,17 @@ licence is the owner's to choose.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 from lmtrain import __version__
 from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.view_with_ema_as_weights import WeightSet, average_facts
-from lmtrain.config.settings_base import Settings, facts_of
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.preserved_source_files import CONFIG, parse_original
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.schedule_settings import ScheduleSettings
-from lmtrain.parallel.device_and_precision_settings import PrecisionSettings
 from lmtrain.runfolder.file_names import CHECKPOINTS, METRICS
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.run_facts import RunFacts
@@ -29,11 +25,7 @@ from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.files.atomic_files import parse_json, read_bytes
 from lmtrain.units import format_measure
 
-# groups of settings to show -> the class whose facts say which of them are paths, which are left out
-_SETTINGS: dict[str, type[Settings]] = {
-    "model": ModelSettings, "optim": OptimSettings, "schedule": ScheduleSettings, "precision": PrecisionSettings,
-    "train": Settings,
-}  # fmt: skip
+_SETTINGS = ("model", "optim", "schedule", "precision", "train")  # groups to show
 _MAX_RESULT_BYTES = 4 << 20
 _MAX_RESULT_FILES = 200
 _AUTO_CLASSES = {"ForCausalLM": "AutoModelForCausalLM", "LMHeadModel": "AutoModelForCausalLM",
@@ -45,12 +37,13 @@ Row = tuple[str, object]
 def model_card(
     name: str, checkpoint: Path, state: Mapping[str, Any], settings: ModelSettings, config: Mapping[str, Any],
     original: Mapping[str, bytes], tokenizer_class: str = "AutoTokenizer", weights: WeightSet = "model", *,
-    run: RunFacts,
+    run: RunFacts, is_path: Callable[[str], bool] | None,
 ) -> str:  # fmt: skip
     """Return the text of a README.md for the exported folder `name`. `checkpoint` and `state` are the source's path and
     the state in its manifest, `config` is the exported config.json, `original` has the files kept from an imported
     folder ({} for a model of lmtrain's own), `tokenizer_class` is the transformers class that loads the tokenizer, and
     `weights` tells whether the weights or their average were exported. `run` is what the run was at the checkpoint.
+    `is_path` tells by the dotted key which settings are paths, which are not shown; without it none is shown.
     """
     architecture, causal = config["architectures"][0], settings.shape.causal
     tags = "\n".join(f"- {tag}" for tag in ("lmtrain", config["model_type"]))
@@ -61,7 +54,7 @@ def model_card(
         "## Model",
         _table(_model_rows(settings, architecture, str(config["dtype"]))),
         "## Training",
-        *_training(state, original, weights, run),
+        *_training(state, original, weights, run, is_path),
         "## Evaluation",
         _evaluation(checkpoint, state, weights),
         "## Use",
@@ -100,11 +93,12 @@ def _model_rows(settings: ModelSettings, architecture: str, dtype: str) -> list[
 
 
 def _training(
-    state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet, run: RunFacts
-) -> Iterator[str]:
+    state: Mapping[str, Any], original: Mapping[str, bytes], weights: WeightSet, run: RunFacts,
+    is_path: Callable[[str], bool] | None,
+) -> Iterator[str]:  # fmt: skip
     """Yield the paragraphs of a model card about the training. `state` is the state in the checkpoint's manifest,
     `original` has the files kept from an imported folder, and `weights` tells whether the weights or their average were
-    exported.
+    exported. `is_path` is that of `model_card`.
     """
     recorded = state.get("settings")
     if isinstance(imported := state.get("imported"), dict):
@@ -119,13 +113,15 @@ def _training(
         if run.named_stages:
             yield "The stages of the run, and what each step of them read:"
             yield _stage_table(run)
+        if is_path is None:
+            return
         yield "All settings of the run that concern its model and its training:"
         groups = {
             group: {
                 key: value for key, value in recorded[group].items()
-                if not any("path" in facts_of(cls, leaf) for leaf, _ in flatten(value, key))
+                if not any(is_path(leaf) for leaf, _ in flatten(value, f"{group}.{key}"))
             }
-            for group, cls in _SETTINGS.items() if isinstance(recorded.get(group), dict)
+            for group in _SETTINGS if isinstance(recorded.get(group), dict)
         }  # fmt: skip
         yield f"```json\n{json.dumps(groups, indent=1, ensure_ascii=False)}\n```"
 

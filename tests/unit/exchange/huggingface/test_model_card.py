@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 def card_of(source: Path, output: Path, weights: WeightSet = "model") -> str:
     export_hf(
         source, output, check=False, weights=weights,
-        describe=lambda state: facts_of_checkpoint(config_of_checkpoint(state), state),
+        describe=lambda state: facts_of_checkpoint(config_of_checkpoint(state), state), is_path=lambda key: False,
     )  # fmt: skip
     return (output / "README.md").read_text()
 
