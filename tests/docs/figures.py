@@ -95,8 +95,8 @@ def _evaluate(node: ast.expr, path: str) -> float | list[float]:
             return [_number(part, path) for part in parts]
         case ast.Name(id=name):
             return constant(name, path)[0]
-        case ast.Call(keywords=[ast.keyword(arg="default", value=value)]):
-            return _evaluate(value, path)
+        case ast.Call(keywords=given) if defaults := [one.value for one in given if one.arg == "default"]:
+            return _evaluate(defaults[0], path)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _OPERATIONS[type(op)](_number(left, path), _number(right, path))
     raise LookupError(f"{ast.unparse(node)} in {path} is no number")
