@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import AlreadyReported, LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.runtime.processes.local_rank_launcher import Outcome, launch
 from lmtrain.runtime.processes.process_environment import ProcessEnv, Rendezvous
@@ -46,7 +47,7 @@ def choose_layout(
 
     reports, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
-        fixed = fixed_layout_settings(config, overrides)
+        fixed = fixed_layout_settings(config, typed_words(overrides))
         if (earlier_choice := previous_layout(config, fixed)) is not None:
             choice = earlier_choice.parallel.layout_text
             config, messages = earlier_choice, [f"parallel=auto: {choice}, as chosen when the run began"]

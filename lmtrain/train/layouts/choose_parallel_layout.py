@@ -7,7 +7,7 @@ result. Batches and their order stay. RunConfig decides what is legal; this modu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +18,6 @@ import numpy as np
 
 from lmtrain.checkpoint.find_and_prune import latest_checkpoint
 from lmtrain.config.settings_base import show
-from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import LayoutError, LmtrainError, leave_out, way
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
@@ -49,12 +48,11 @@ _PART_WORDS = {
 }  # fmt: skip
 
 
-def fixed_layout_settings(config: RunConfig, overrides: Sequence[str]) -> dict[str, Any]:
+def fixed_layout_settings(config: RunConfig, keys: Collection[str]) -> dict[str, Any]:
     """Return key -> value for the layout settings that the user typed, such as `tp`, `micro_batch` and `recompute`; the
-    search for a layout must keep these and may choose all others. `overrides` are the `key=value` words of the command
-    line, such as `parallel.tp=2`.
+    search for a layout must keep these and may choose all others. `keys` are the dotted keys that were typed, such as
+    "parallel.tp".
     """
-    keys = typed_words(overrides)
     typed_keys = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
     fixed_settings = {key: getattr(config.parallel, key) for key in sorted(typed_keys) if key not in _NEVER_SEARCHED}
     fixed_settings |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from lmtrain.config.compose_run_settings import compose
+from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import LayoutError, SettingsError
 from lmtrain.parallel.device_and_precision_settings import FullRecomputeSettings
 from lmtrain.train.layouts.choose_parallel_layout import choose_layout, fixed_layout_settings, previous_layout
@@ -23,13 +24,13 @@ def config(*words: str) -> RunConfig:
 
 def chosen(num_processes: int, *words: str) -> tuple[RunConfig, list[str]]:
     run = config(*words)
-    return choose_layout(run, run.model, num_processes, fixed_layout_settings(run, words))
+    return choose_layout(run, run.model, num_processes, fixed_layout_settings(run, typed_words(words)))
 
 
 def test_conditions_are_what_the_command_line_sets() -> None:
     words = ("parallel.tp=2", "parallel.timeout_s=60", "train.micro_batch=4", "recompute=full", "optim.lr=1e-3")
     run = config(*words)
-    assert fixed_layout_settings(run, words) == {"tp": 2, "micro_batch": 4, "recompute": run.recompute}
+    assert fixed_layout_settings(run, typed_words(words)) == {"tp": 2, "micro_batch": 4, "recompute": run.recompute}
     assert fixed_layout_settings(run, []) == {}
 
 
