@@ -1,4 +1,5 @@
-"""What sets the value of each setting: a line of a file, a typed word, an earlier run. Torch-free.
+"""What sets the value of each setting: a line of a file, a typed word, or another setting that it has to fit. This
+module is torch-free.
 
 Made by the composition of settings, and read by `lmtrain config explain`. Nothing here knows what a key means.
 """

@@ -16,7 +16,7 @@ from lmtrain.errors import SettingsError
 
 def typed_words(words: Sequence[str]) -> dict[str, str]:
     """Return dotted key -> value as text of everything that the words set. The keys within braces are among them: those
-    of `train={steps: 20}` are train and train.steps.
+    of `train={steps: 20}` are train and train.steps. A word `~key`, which takes a setting away, gives it the text "".
     """
     typed: dict[str, str] = {}
     for word in words:
