@@ -115,7 +115,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
     """Print a line for the newest training step, and for each new validation, evaluation, save and stage, every
     `interval_s` seconds until the run ends. With `only_once` print the newest. Return the run's state.
     """
-    from lmtrain.observe.screen.training_view import print_line
+    from lmtrain.observe.screen.print_one_line import print_line
     from lmtrain.observe.stragglers.find_slow_ranks import slow_link_line, slow_rank_line
 
     follower, total, slow_before, first = RowFollower(run / METRICS), _build_panel(run).total_steps, "", True

@@ -71,7 +71,7 @@ def print_message(console: Console, message: str) -> None:
     """
     from rich.text import Text
 
-    from lmtrain.observe.screen.training_view import print_line
+    from lmtrain.observe.screen.print_one_line import print_line
 
     message = escape_control_characters(message)
     if not console.file.isatty():

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, pick_evenly
 from lmtrain.errors import UsageError, join_few, leave_out
-from lmtrain.observe.screen.training_view import print_line
+from lmtrain.observe.screen.print_one_line import print_line
 from lmtrain.observe.timeline.merge_ranks import Segment, Timeline
 from lmtrain.observe.timeline.step_breakdown import (
     CLASSES,

@@ -6,12 +6,10 @@ figure. Every line also goes to the run folder's log.txt. metrics_row_text.py ma
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
-from io import UnsupportedOperation
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType, TracebackType
@@ -25,8 +23,9 @@ from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.screen.command_progress import is_live
 from lmtrain.observe.screen.live_panel import FIRST_STEP, RunPanel, SaveSchedule
 from lmtrain.observe.screen.metrics_row_text import Row, eval_line, format_clock, step_line, valid_line
-from lmtrain.runtime.processes.command_watch import begin_part, note_output, watch_command
-from lmtrain.runtime.terminal_safe_text import plain_text, warn, wrap_text
+from lmtrain.observe.screen.print_one_line import print_line
+from lmtrain.runtime.processes.command_watch import begin_part, watch_command
+from lmtrain.runtime.terminal_safe_text import plain_text, warn
 
 
 class RunLog:
@@ -68,27 +67,6 @@ def build_view(
     if not is_live(console):
         return RunView(console, title_facts, total_steps, log)
     return LiveView(console, title_facts, total_steps, log, saves, stages, start)
-
-
-def print_line(console: Console, text: str) -> None:
-    """Print `text` as a line with a single write() call, because a signal handler may print at any time.
-
-    A failed write is ignored, because a full disk or a closed pipe is no reason to end a run, whose log has the line
-    too.
-    """
-    note_output()
-    text = plain_text(text)
-    text = wrap_text(text, console.width) if console.file.isatty() else text
-    data = f"{text}\n".encode(console.encoding, "backslashreplace")
-    if console.quiet:
-        return
-    try:
-        fd = console.file.fileno()
-    except UnsupportedOperation:  # a file in memory
-        console.file.write(data.decode(console.encoding))
-        return
-    with suppress(OSError):
-        os.write(fd, data)
 
 
 class RunView:
