@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import Rewrite, Sources, compose, group_choices
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
+from lmtrain.config.setting_references import iter_values
 from lmtrain.config.settings_base import facts_of, show
-from lmtrain.config.strict_yaml import MAX_BYTES
+from lmtrain.config.strict_yaml import MAX_BYTES, MAX_VALUES
 from lmtrain.config.typed_words import is_typed, typed_words
 from lmtrain.data.store.indexed_dataset import dataset_file
 from lmtrain.errors import (
@@ -231,10 +233,12 @@ def _checked_settings(settings: Any, file: Path, run: Path) -> dict[str, Any]:
 
 def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
     """Yield a message for each sign that the content of a config.json was not written by a run: the keys "defaults" or
-    "hydra", or lone surrogate characters. Yield nothing if it is sound.
+    "hydra", far too many values, or lone surrogate characters. Yield nothing if it is sound.
     """
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
         yield from (f"it has the key {key}, which no run writes" for key in ("defaults", "hydra") if key in group)
+    if any(islice(iter_values(tree), MAX_VALUES, None)):
+        yield f"it holds more than {MAX_VALUES} values, which no run does"
     if surrogate := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
         yield f"it holds half a character (U+{ord(surrogate[0]):04X}), which no run writes"
 

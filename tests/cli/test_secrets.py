@@ -78,7 +78,7 @@ def honest() -> str:
         ({"optim": {"_target_": "os.system"}}, "names code"),
         ({"data": {"path": "\ud800"}}, "holds half a character (U+D800)"),
         ({"optim": {"lr": "x" * 300_000}}, "is larger than the 256.0 KiB"),
-        *wide(({"optim": {"lr": [[1]] * 9000}}, "config.json holds more than 10000 values")),
+        *wide(({"optim": {"lr": [[1]] * 9000}}, "config.json is damaged: it holds more than 10000 values")),
     ],
     ids=lambda given: f"{given!a:.60}",
 )
