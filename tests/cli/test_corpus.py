@@ -117,6 +117,7 @@ def test_a_recipe_runs_whole(tmp_path: Path, planted: Path) -> None:
         (["split", "in.jsonl", "--output", "out", "--ratios", "a,b"], 2, "--ratios=a,b is not a list of numbers"),
         (["shuffle", "in.jsonl", "--output", "o.jsonl", "--memory", "much"], 2, "--memory cannot be used: much is not"),
         (["drop", "in.jsonl", "--output", "out.jsonl", "--work", "w"], 66, "corpus sign"),
+        (["sign", "in.jsonl", "--work", "w", "--workers", "0"], 2, "--workers=0 must be at least 1"),
         (["merge", "nothing.jsonl"], 66, "has no part files"),
         (["fetch", "http://example.org/x", "--sha256", "0" * 64, "--output", "x"], 2, "not an https address"),
     ],

@@ -120,6 +120,10 @@ class StepOptions:
     report: ReportDocuments | None = None
     made_from: str | None = None  # what the report records of inputs and options; see existing_output.py
 
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"--workers={self.workers} must be at least 1. {leave_out()} to use every core.")
+
 
 def run_step(
     step: Step, inputs: Inputs, outputs: dict[str, Path], options: StepOptions, report_file: Path
@@ -127,8 +131,6 @@ def run_step(
     """Run a corpus step on all input documents in worker processes. Write its output files (name -> path in `outputs`),
     then the report: if the report exists, the step is complete.
     """
-    if options.workers < 1:
-        raise UsageError(f"--workers={options.workers} must be at least 1. {leave_out()} to use every core.")
     part = options.reading.part
     sources = find_step_sources(inputs, read_once=part.is_whole)
     refuse_overwriting(sources, outputs.values())
