@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 COMPILED_HELPERS = "lmtrain.runtime.compiled_helpers"
+TYPED_WORDS = "lmtrain.config.typed_words"
 
 
 def room_of(name: str) -> str:
@@ -43,6 +44,8 @@ def floor_problems(house: Any) -> list[str]:
                 allowed = house.rules["may_import_data_tools"]
                 if here not in allowed:
                     problems.append(f"{pair}: only {' and '.join(allowed)} may know data_tools. Let them hand it over.")
+            elif item.target == TYPED_WORDS and here not in house.rules["may_read_words"]:
+                problems.append(f"{pair}: it gets settings, and no words. Let the caller say what was typed.")
             elif there == "_native":
                 if module.name != COMPILED_HELPERS:
                     problems.append(f"{pair}: only {COMPILED_HELPERS} loads the compiled helpers. Use its `lib`.")
@@ -199,6 +202,7 @@ def test_the_house_stands(house: Any, check: Callable[[Any], list[str]]) -> None
         (floor_problems, {"lmtrain/attic/a.py": ""}, "stands on no floor"),
         (floor_problems, {"lmtrain/data/a.py": "import lmtrain.attic\n"}, "no such room"),
         (floor_problems, {"lmtrain/train/a.py": "import data_tools.x\n"}, "only start and cli may know"),
+        (floor_problems, {"lmtrain/train/a.py": f"from {TYPED_WORDS} import is_typed\n"}, "settings, and no words"),
         (floor_problems, {"data_tools/a.py": "import lmtrain.data.loader\n"}, "data_tools may import"),
         (
             cycle_problems,
