@@ -70,7 +70,7 @@ def conf_dir() -> Path:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where settings come from before any word is typed: config files, and what takes the place of some of them."""
+    """The config files and groups of settings from which a run is composed before any word is typed."""
 
     config_dir: Path | None = None  # the user's own config folder, searched before conf/
     name: str = "pretrain"  # the root config NAME.yaml
@@ -119,18 +119,16 @@ class Composed:
 
 
 def compose(
-    cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
-    sources: Sources | None = None, report: Callable[[str], None] | None = None, rewrite: Rewrite | None = None,
+    cls: type[S], overrides: Sequence[str], sources: Sources = Sources(), *,
+    report: Callable[[str], None] | None = None, rewrite: Rewrite | None = None,
 ) -> S:  # fmt: skip
-    """Build an instance of the settings class `cls` from the root config NAME.yaml, the files that it includes and the
-    overrides of the command line; raise one error with all problems. `config_dir` is the user's own config folder,
-    searched before conf/; `sources`, if given, says both, and more. `report` is called with a message for each default
-    that was changed to fit the overrides.
+    """Build an instance of the settings class `cls` from its `sources`, the files that these include and the overrides
+    of the command line; raise one error with all problems. `report` is called with a message for each default that was
+    changed to fit the overrides.
 
     `rewrite` may change the tree of settings before it is checked; it gets what the user typed, as key -> word, and
     returns the same under the keys that the changed tree has for it.
     """
-    sources = sources or Sources(config_dir, name)
     with located_problems(overrides):
         composed = compose_adjusted(cls, overrides, sources, rewrite)
         settings = composed_settings(cls, composed)

@@ -30,8 +30,8 @@ Check = tuple[bool, str, str, str]  # True if the value is wrong, the key, the r
 
 
 class Facts(TypedDict, total=False):
-    """What holds of a setting whatever its value is. It stands beside the field, or in `field_facts` of its class for
-    all fields that do not say otherwise; `facts_of` finds it by the dotted key.
+    """Facts that hold of a setting whatever its value is. They stand beside the field, or in `field_facts` of its class
+    for all fields that do not say otherwise; `facts_of` finds them by the dotted key.
     """
 
     path: Literal["dataset", "tokenizer", "text", "checkpoint", "folder", "file"]  # it is a path, and this is there

@@ -29,7 +29,7 @@ class StreamState:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What stages of a run keep for validation, by the digests of datasets' contents."""
+    """The data that stages of a run keep for validation, by the digests of datasets' contents."""
 
     documents: Mapping[str, int] = field(default_factory=dict)  # content -> its first held-out document
     tokens: Mapping[str, int] = field(default_factory=dict)  # the same for a dataset cut within a document

@@ -42,7 +42,7 @@ def compose_settings(
     among the overrides and the user chooses no model (by `model=NAME`, by an experiment or by a root config of their
     own), the model is the one that it names instead of the default.
     """
-    return compose(RunConfig, overrides, sources=sources_of_run(overrides, config_dir, name), report=report)
+    return compose(RunConfig, overrides, sources_of_run(overrides, config_dir, name), report=report)
 
 
 def sources_of_run(overrides: Sequence[str], config_dir: Path | None, name: str) -> Sources:

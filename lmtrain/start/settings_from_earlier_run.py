@@ -411,7 +411,7 @@ def _compose_over_settings(
     # because: the file of that kind names no data, and would take away what the run has
     overrides = [word for word in overrides if word.lstrip("+") != f"data={kind}"]
     sources = Sources(config_dir, _ROOT_NAME, _as_files(settings))
-    return compose(RunConfig, overrides, sources=sources, report=report, rewrite=rewrite)
+    return compose(RunConfig, overrides, sources, report=report, rewrite=rewrite)
 
 
 def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from tests.cli.harness import Toy, lmtrain
 
 
 class Journal:
-    """What was renamed before it was synced, and the names that no sync has put on the disk."""
+    """A record of the files renamed before they were synced, and of the names that no sync has put on the disk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synced: dict[tuple[int, int], tuple[int, int]] = {}  # inode -> its size and time at its last sync

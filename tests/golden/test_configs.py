@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import compose
+from lmtrain.config.compose_run_settings import Sources, compose
 from lmtrain.train.run_config import RunConfig
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -36,7 +36,7 @@ def test_an_old_config_means_what_it_meant(file: Path, tmp_path: Path) -> None:
         new = build_settings(RunConfig, old)
     else:
         shutil.copy(file, tmp_path / "old.yaml")
-        new = compose(RunConfig, [], config_dir=tmp_path, name="old")
+        new = compose(RunConfig, [], Sources(tmp_path, "old"))
         old = json.loads((file.with_suffix(".json")).read_text(encoding="utf-8"))
     found, wanted = _flat(new.to_dict()), _flat(old) | CHANGED.get(file.stem, {})
     assert {key: found.get(key) for key in wanted} == wanted

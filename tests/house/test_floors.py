@@ -172,7 +172,7 @@ def distributed_problems(house: Any) -> list[str]:
 
 
 def screen_problems(house: Any) -> list[str]:
-    """What begins a run or an evaluation knows no command line: its callers parse options and print."""
+    """The room that begins a run or an evaluation knows no command line: its callers parse options and print."""
     return [
         f"{module.shown}:{item.line} imports {item.target}. Let cli do that, or hand in a function that does."
         for module in house.modules.values() if room_of(module.name) == "start"

@@ -24,13 +24,7 @@ from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
 from lmtrain.config.settings_file import words_for_command
 from lmtrain.config.typed_words import without_settings
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.errors import (
-    LayoutError,
-    LmtrainError,
-    StoppedEarly,
-    UsageError,
-    join_few,
-)
+from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
 from lmtrain.runfolder.file_names import DATA, METRICS
 from lmtrain.runfolder.folder_reader import record_errors
 from lmtrain.runfolder.metrics_rows import loss_warning, read_metrics
@@ -63,9 +57,7 @@ class SweepRun:
     exit_code: int = 0
 
 
-def run_sweep(
-    argv: Sequence[str], request: RunRequest, env: ProcessEnv, *, elastic: bool = False
-) -> None:
+def run_sweep(argv: Sequence[str], request: RunRequest, env: ProcessEnv, *, elastic: bool = False) -> None:
     """Run every combination of the settings with several values, one after another, each in its own `lmtrain pretrain`
     process and run folder. If a run fails, the next ones still run; raise an LmtrainError at the end.
 

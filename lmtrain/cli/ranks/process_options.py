@@ -207,5 +207,3 @@ def rank_arguments(argv: Sequence[str]) -> list[str]:
         elif not has_value:
             next(remaining, None)
     return kept_words
-
-

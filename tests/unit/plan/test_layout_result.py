@@ -69,7 +69,7 @@ def test_products_that_are_cut_to_tf32_are_a_share_of_its_peak() -> None:
 
 
 def test_tokens_without_a_score_do_no_work_in_the_head() -> None:
-    """Of a masked model, in a plan as in a run."""
+    """A masked model scores 0.15 of its tokens, so a plan counts the output layer of those alone, as a run does."""
     run = planned(scored_share=0.15)
     (one,) = price_layouts([run], h100(), CostModel())
     flops = run.shape.flops_per_token() - 0.85 * 6 * run.shape.width * run.shape.vocab_size

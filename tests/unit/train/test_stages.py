@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.compose_run_settings import compose
+from lmtrain.config.compose_run_settings import Sources, compose
 from lmtrain.errors import LmtrainError
 from lmtrain.train.run_config import RunConfig, StageConfig
 
@@ -24,7 +24,7 @@ TRUNK = "stages.trunk.steps=50"
 def composed(*words: str, config_dir: Path | None = None) -> RunConfig:
     keys = [word.partition("=")[0] for word in words]
     base = [word for word in BASE if word.partition("=")[0] not in keys]
-    return compose(RunConfig, [*base, *words], config_dir=config_dir)
+    return compose(RunConfig, [*base, *words], Sources(config_dir))
 
 
 def rates(*words: str) -> list[float]:
