@@ -318,16 +318,17 @@ def test_a_run_on_a_terminal_gives_it_back_after_a_stop(toy: Toy, tmp_path: Path
     )  # fmt: skip
     os.close(terminal)
     seen, asked = b"", False
+    awaited = (b"last save", b"saved step 20", b"Ctrl-C stops after a step")
     with contextlib.suppress(OSError):  # Linux says EIO at the end
         while chunk := os.read(host, 1 << 16):
             seen += chunk
-            if not asked and b"last save" in seen and b"saved step 20" in seen:
+            if not asked and all(words in seen for words in awaited):
                 process.send_signal(signal.SIGINT)
                 asked = True
     os.close(host)
     assert process.wait(60) == 75
     shown = seen.decode(errors="replace")
-    assert "Ctrl-C stops after a step" in shown
+    assert asked
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is shown again
     *_, panel = shown.split("╭─")
     assert panel.count("╰─") == 1  # the last one is whole, and what is said comes behind it
