@@ -147,7 +147,7 @@ def compose_adjusted(
     try:
         composed = compose_tree(overrides, sources, kind_of=partial(_kind_of_value, cls))
     except RefusedOverrides as error:
-        raise SettingsError([*error.marked_problems, *_remaining_problems(cls, error, sources)]) from error
+        raise SettingsError([*error.marked_problems, *_remaining_problems(cls, error, sources, rewrite)]) from error
     if rewrite is not None:
         composed.typed = rewrite(composed.tree, composed.typed)
     composed.adjusted = list(cls.adjust_defaults(composed.tree, composed.typed))
@@ -170,7 +170,9 @@ def _kind_of_value(cls: type[Settings], key: str) -> str:
     return "number" if options and options <= {int, float} else ""
 
 
-def _remaining_problems(cls: type[Settings], error: RefusedOverrides, sources: Sources) -> Iterator[str]:
+def _remaining_problems(
+    cls: type[Settings], error: RefusedOverrides, sources: Sources, rewrite: Rewrite | None
+) -> Iterator[str]:
     """Yield the problems that the settings have apart from the overrides that `error` refused, so that the user sees
     all at once: the other overrides are composed again. Problems that only arise because the refused overrides are
     missing are left out.
@@ -181,7 +183,7 @@ def _remaining_problems(cls: type[Settings], error: RefusedOverrides, sources: S
     follow_ups = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
     starts = tuple(f"{key}=" for key in keys)
     try:
-        composed_settings(cls, compose_adjusted(cls, error.remaining, sources))
+        composed_settings(cls, compose_adjusted(cls, error.remaining, sources, rewrite))
     except (SettingsError, LayoutError) as failure:
         for problem in failure.marked_problems:
             text = split_ways(problem)[0]

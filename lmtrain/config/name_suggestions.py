@@ -199,7 +199,7 @@ def _near_keys(path: str, known_keys: Iterable[str]) -> list[str]:
     word = name.lower().replace("-", "_")
     known_keys = list(known_keys)
     siblings = {key.rpartition(".")[2]: key for key in known_keys if parent and key.rpartition(".")[0] == parent}
-    if near := _near_sibling(word, siblings):
+    if near := _near_sibling(name, siblings) or _near_sibling(word, siblings):
         return [siblings[near]]
     groups = {key.rpartition(".")[0] for key in known_keys} - {""}
     if parent and (group := nearest_name(parent, groups)) and group != parent:

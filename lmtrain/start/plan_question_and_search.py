@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,11 @@ import numpy as np
 import yaml
 
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import config_file, group_choices
+from lmtrain.config.compose_run_settings import compose_plain, group_choices
 from lmtrain.config.name_suggestions import number_meant
-from lmtrain.config.parse_and_apply_overrides import apply_override, override_key, parse_overrides
+from lmtrain.config.parse_and_apply_overrides import override_key, parse_overrides
 from lmtrain.config.settings_base import Problem, show
 from lmtrain.config.settings_file import located_problems
-from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.config.typed_words import typed_words
 from lmtrain.errors import (
     LayoutError,
@@ -116,12 +116,16 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     with located_problems(rest):
         parse_overrides(rest, group_choices(config_dir))
     typed = typed_words(rest)
-    experiment = typed.get("experiment") or None
-    machine = plan_words.get("hardware") or _experiment_choice(experiment, "hardware", config_dir)
-    if not plan_words.get("gpus") and machine is None:
+    machine, experiment = plan_words.get("hardware"), typed.get("experiment") or None
+    has_no_machine = machine is None and experiment is None
+    if has_no_machine and "gpus" not in plan_words:
         raise SettingsError([_NO_GPUS, _no_hardware(config_dir)], "things")
     gpus = _parse_gpus(plan_words.get("gpus"))
-    hardware = load_hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    if has_no_machine:
+        raise UsageError(_no_hardware(config_dir))
+    rest += _words_of_machine(machine, config_dir) if machine is not None else []
+    if "tokens" in plan_words:
+        rest.append(f"train.tokens={plan_words['tokens']}")
     rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
     if layout_group := next((word for word in rest if override_key(word) == "parallel"), None):
         raise UsageError(
@@ -130,15 +134,14 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
         )
     sizes = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_parse_layout_word(word.lstrip("+").removeprefix("parallel.")) for word in sizes)
-    rest = [word for word in rest if word not in sizes and not word.startswith("hardware.")]
-    missing = list(_missing_overrides(typed, hardware, config_dir, plan_words.get("tokens")))
-    composed = compose_settings([*rest, *missing], config_dir=config_dir, name=name)
+    words = [word for word in rest if word not in sizes]
+    composed = compose_settings(words, config_dir=config_dir, name=name, rewrite=partial(_fill_in, config_dir))
+    assert composed.hardware is not None  # because: `_fill_in` raises if there is none
     # because: a layout is planned for one batch and one length, and most of the time is spent in the longest stage
     stage = max(composed.stage_configs, key=lambda stage: stage.num_tokens)
     given = composed.stages[stage.stage_name].train if composed.stages else {}
     keys = {*typed, *(f"train.{key}" for key in given)}
-    config = replace(stage, hardware=hardware)  # whether the machine can run it is checked with everything else
-    assumed = []
+    config, assumed = stage, []
     if stage.stage_name:
         text = f"the plan is for the stage {stage.stage_name}, which has the most tokens"
         assumed.append(Assumption(text=f"{text}; `lmtrain pretrain --dry-run` shows all stages"))
@@ -150,15 +153,15 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
         vocabs = [replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS]  # type: ignore[call-arg]
         text = f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens"
         assumed.append(Assumption(text=text, alternatives=vocabs))
-    if any(override_key(word) == "precision" for word in missing):
-        text = f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has"
+    if _is_precision_open(typed):
+        text = f"precision is not given: {config.precision.kind}, the fastest that {composed.hardware.name} has"
         assumed.append(Assumption(text=text))
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
     has_length = experiment is not None or "train.steps" in keys or bool(stage.stage_name)
     steps = config.train.steps if has_length else None
     question = Question(
-        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
+        config=config, run=run, hardware=composed.hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
         tokens=config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len),
         has_layout=experiment is not None or composed.parallel != ParallelSettings(),
     )  # fmt: skip
@@ -221,14 +224,21 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
     """Return the machine NAME of conf/hardware or of `config_dir`/hardware, changed by overrides such as
     hardware.power_W=350. Raise a UsageError if `name` is None or unknown, SettingsError if a value is wrong.
     """
-    choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         raise UsageError(_no_hardware(config_dir))
+    tree = compose_plain([*_words_of_machine(name, config_dir), *overrides], config_dir=config_dir)
+    return build_settings(Hardware, tree["hardware"], "hardware")
+
+
+def _words_of_machine(name: str, config_dir: Path | None) -> list[str]:
+    """Return the overrides that choose the machine NAME of conf/hardware or of `config_dir`/hardware, under that name
+    whatever its file says. Raise a UsageError if there is none.
+    """
+    choices = group_choices(config_dir).get("hardware", [])
     if memory := re.fullmatch(r"(\d+) ?(g|gb|gib)", name, re.IGNORECASE):
         chosen = fill_in("hardware=NAME", f"hardware.memory_GiB={memory[1]}")
         raise UsageError(f"hardware={name} is a memory, and no machine. Give {chosen}, one of {', '.join(choices)}.")
-    path = config_file("hardware", name, config_dir)
-    if path is None or name not in choices:
+    if name not in choices:
         same_family = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
         hint = f"Did you mean {' or '.join(map(own, same_family))}?" if same_family else (
             spelling_hint(name, choices, own)
@@ -237,60 +247,41 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
             f"hardware={name} is not a machine of conf/hardware. {hint} To use your own machine, give --config-dir DIR "
             f"and write DIR/hardware/{name}.yaml with the keys that `lmtrain config show hardware l40s` prints."
         )
-    tree = {"hardware": read_yaml(path).data | {"name": name}}
-    if problems := list(filter(None, (apply_override(tree, each) for each in parse_overrides(overrides, {})))):
-        raise SettingsError(problems)
-    return build_settings(Hardware, tree["hardware"], "hardware")
+    return [f"hardware={name}", f"hardware.name={name}"]
 
 
-def _experiment_choice(experiment: str | None, group: str, config_dir: Path | None) -> str | None:
-    """Return the config that the experiment config `experiment` chooses for a config group, such as "h100" for
-    "hardware". Return None if it chooses none or `experiment` is None.
+def _fill_in(config_dir: Path | None, tree: dict[str, Any], typed: Mapping[str, str]) -> dict[str, str]:
+    """Fill in, in `tree`, nested dicts of settings, what a plan leaves open: what has no effect on it, and what it
+    assumes. `typed` maps each typed key to its text. Return it with the keys that are filled in. Raise a UsageError if
+    `tree` has no machine.
     """
-    path = config_file("experiment", experiment, config_dir) if experiment else None
-    defaults: Any = read_yaml(path).data.get("defaults", []) if path else []
-    chosen = (pair for item in defaults if isinstance(item, dict) for pair in item.items())
-    return next((str(name) for key, name in chosen if key.endswith(f"/{group}")), None)
-
-
-def _missing_overrides(
-    typed: Mapping[str, str], hardware: Hardware, config_dir: Path | None, tokens: str | None
-) -> Iterator[str]:
-    """Yield the overrides to add to those that the user has typed (`typed`, key -> text), so that the settings are
-    complete: train.tokens from the value `tokens` of tokens=, and a value for each required setting that is missing,
-    either assumed or without effect on a plan.
-    """
-    has_experiment = "experiment" in typed
-    if tokens is not None:
-        yield f"train.tokens={tokens}"
-        if "train.steps" not in typed:
-            yield "train.steps=null"
-    yield from _missing_data_overrides(typed, config_dir)
-    micro = typed.get("train.micro_batch", "")
-    if micro.isdecimal() and int(micro) and "train.global_batch" not in typed and not has_experiment:
-        yield f"train.global_batch={micro}"  # until `_assume_batch` knows the sequence length
-    if "schedule.warmup_steps" not in typed:  # because: the warmup does not change the time of a step
-        yield "schedule.warmup_steps=0"
+    if not (tree.get("hardware") or {}).get("name"):
+        raise UsageError(_no_hardware(config_dir))
+    typed, train = dict(typed), tree["train"]
+    # because: the warmup does not change the time of a step
+    filled: dict[str, Any] = {} if "schedule.warmup_steps" in typed else {"schedule.warmup_steps": 0}
+    micro = train.get("micro_batch")
     if "train.micro_batch" not in typed:
-        yield "train.micro_batch=1"
-    if has_experiment:  # because: the experiment's layout is one of those searched, and may not fit this batch
-        default = ParallelSettings()
-        yield from (f"parallel.{name}={show(getattr(default, name))}" for name in _LAYOUT_KEYS)
-    elif not any(key.partition(".")[0] == "precision" for key in typed):
-        yield f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
+        filled["train.micro_batch"] = 1
+    elif isinstance(micro, int) and micro > 0 and "train.global_batch" not in typed and "experiment" not in typed:
+        filled["train.global_batch"] = micro  # until `_assume_batch` knows the sequence length
+    if not {"data.path", "data.text"} & typed.keys() and tree["data"].get("kind") != "blend":
+        filled["data.path"] = "none"
+    if "experiment" in typed:  # because: its layout is one of those searched, and may not fit this batch
+        tree["parallel"] = {}
+    elif _is_precision_open(typed):
+        with suppress(LmtrainError):  # because: a wrong machine is refused with everything else
+            hardware: Hardware = build_settings(Hardware, tree["hardware"], "hardware")
+            tree["precision"] = {"kind": max(("bf16", "fp16", "fp32"), key=hardware.peak)}
+    for key, value in filled.items():
+        group, _, name = key.partition(".")
+        tree[group][name], typed[key] = value, show(value)
+    return typed
 
 
-def _missing_data_overrides(typed: Mapping[str, str], config_dir: Path | None) -> Iterator[str]:
-    """Yield an override for each required data setting that the user has not given; its value does not affect a plan.
-    """
-    model = typed.get("model")
-    kind = typed.get("data") or _experiment_choice(typed.get("experiment"), "data", config_dir)
-    if "data" not in typed:
-        file = config_file("model", model, config_dir) if model else None
-        if file and read_yaml(file).data.get("kind") == "bert":
-            yield "data=masked"
-    if not {"data.path", "data.text"} & typed.keys() and kind != "blend":
-        yield "data.path=none"
+def _is_precision_open(typed: Mapping[str, str]) -> bool:
+    """Return whether a plan chooses the precision, as neither the typed keys nor an experiment do."""
+    return "experiment" not in typed and not any(key.partition(".")[0] == "precision" for key in typed)
 
 
 def _assume_batch(config: RunConfig, multiple: int) -> tuple[RunConfig, Assumption]:

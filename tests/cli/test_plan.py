@@ -327,6 +327,9 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
          "--doublings has no effect with --layout"),
         (["--calibrate", "--top", "3"], 2, "--top has no effect with --calibrate"),
         (["hardware=h100", "gpus=8", "--by", "luck"], 2, "--by luck is not one of time, joules."),
+        (["experiment=demo", "gpus=8", "hardware.memory_GiB=9"], 2, "hardware is not given"),
+        (["experiment=megatron_2021_1t", "gpus=8", "hardware=h100", "compute.device=cpu", "train.seed=x"], 2,
+         "than that of hardware=h100"),
         *wide(
             (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use auto, or"),
             (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),

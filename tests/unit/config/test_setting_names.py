@@ -29,6 +29,7 @@ NAMES = SettingNames(RunConfig, group_choices())
         ("ema.update_every_n_steps", "5", "checkpoint.ema.every_steps=5"),
         ("optim.l", "1", "optim.lr=1"), ("max_step", "10", "train.steps=10"), ("num_layer", "2", "model.num_layers=2"),
         ("model_name_or_path", "gpt2", "model=gpt2"), ("model_name_or_path", "bert", "model=bert_base"),
+        ("hardware.memory_GB", "40", "hardware.memory_GiB=40"),
     ],
 )  # fmt: skip
 def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> None:
