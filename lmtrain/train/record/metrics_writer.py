@@ -71,7 +71,6 @@ from lmtrain.units import format_bytes, format_count, format_seconds, plural
 _MAX_FILE_BYTES = 1 << 18  # bytes of settings; because: readers of rows refuse a row of 1 MiB
 _CHUNK = 1 << 22  # numbers; because: their bucket indices take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
-# settings that decide the shape of the learning rate
 MAX_FAILED_SAVES = 3  # failed checkpoints in a row that end the run
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
