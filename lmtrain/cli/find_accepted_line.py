@@ -325,8 +325,8 @@ def _refuse_texts(config: RunConfig) -> None:
 
 
 def _check_job(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.slurm.slurm_command import SlurmOptions
-    from lmtrain.cli.slurm.tasks_of_array import check_array_tasks
+    from lmtrain.start.slurm_job.sbatch_options import SlurmOptions
+    from lmtrain.start.slurm_job.tasks_of_array import check_array_tasks
 
     options = SlurmOptions(**{field.name: params[field.name] for field in fields(SlurmOptions)})
     if not params["unknown"]:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from lmtrain.cli.pretrain.sweep import print_sweep_table, summarize_run
+from lmtrain.cli.pretrain.print_sweep import print_sweep_table
 from lmtrain.cli.runs.plot_command import draw_curves
 from lmtrain.runfolder.stop_json_writer import DONE
+from lmtrain.start.sweep_runs import summarize_run
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 

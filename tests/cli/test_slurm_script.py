@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.slurm.slurm_command import SbatchJob, SlurmOptions, TaskOptions, job_script
 from lmtrain.errors import LayoutError, UsageError
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.start.slurm_job.sbatch_file import SbatchJob, job_script
+from lmtrain.start.slurm_job.sbatch_options import SlurmOptions, TaskOptions
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 

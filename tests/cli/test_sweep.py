@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, options_for_runs, plan_runs, run_folder_name, run_sweep
+from lmtrain.cli.pretrain.print_sweep import sweep_views
 from lmtrain.config.compose_run_settings import compose_plain
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import STOPS, install_stop_handlers
 from lmtrain.start.settings_from_earlier_run import RunRequest
+from lmtrain.start.sweep_runs import SweepRun, is_finished, options_for_runs, plan_runs, run_folder_name, run_sweep
 from tests.cli.harness import Toy, lmtrain, start
 
 NAMES: dict[str, dict[str, str]] = {
@@ -196,7 +197,7 @@ def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_pat
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="The sweep was stopped by SIGUSR1"):
-        run_sweep(["pretrain"], RunRequest(Asks(words)), ProcessEnv.detect())
+        run_sweep(["pretrain"], RunRequest(Asks(words)), ProcessEnv.detect(), sweep_views(as_json=False))
     install_stop_handlers()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "The sweep was stopped by SIGUSR1" in lmtrain("pretrain", "-m", *words, code=75)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.sweep import plan_runs
 from lmtrain.data.store.indexed_dataset import IndexedDataset
 from lmtrain.start.settings_from_earlier_run import RunRequest
+from lmtrain.start.sweep_runs import plan_runs
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 from tests.cli.harness import Toy, lmtrain, on_terminal, start
 

@@ -50,9 +50,10 @@ def pretrain(
     if dry_run or print_config:
         restore_default_handlers()
     if multirun:
-        from lmtrain.cli.pretrain.sweep import run_sweep
+        from lmtrain.cli.pretrain.print_sweep import sweep_views
+        from lmtrain.start.sweep_runs import run_sweep
 
-        return run_sweep(context.obj, request, env, elastic=elastic)
+        return run_sweep(context.obj, request, env, sweep_views(as_json=as_json), elastic=elastic)
 
     from lmtrain.cli.pretrain.print_dry_run_and_summary import print_preview, print_settings, print_summary
     from lmtrain.start.dataset_from_text import make_data_of_text, preview_data_of_text

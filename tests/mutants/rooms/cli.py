@@ -4,45 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="blames_a_node_that_was_left_out",
-        file="lmtrain/cli/slurm/slurm_body.sh",
-        function="",
-        old="""| grep -vxF "${left_out//,/$'\\n'}" | sed -n""",
-        new="| sed -n",
-        breaks="Ranks are looked up among nodes that no longer take part: a healthy node is left out in place of the "
-        "one that is broken, until no spare is left.",
-        only_for="jobs with spare nodes, from the second node that is lost on",
-    ),
-    Mutant(
-        name="losses_are_counted_over_the_whole_job",
-        file="lmtrain/cli/slurm/slurm_body.sh",
-        function="",
-        old="|| num_lost=0 saved=$(newest)",
-        new="|| saved=$(newest)",
-        breaks="A job ends for good with 93 after its fourth lost task, though checkpoints were saved between them.",
-        only_for="jobs that lose a task four times or more",
-    ),
-    Mutant(
-        name="done_though_some_settings_changed",
-        file="lmtrain/cli/pretrain/sweep.py",
-        function="is_finished",
-        old="wanted_values == saved_values",
-        new='all(wanted_values[key] == saved_values[key] for key in ("model", "data", "optim", "train"))',
-        breaks="A sweep that is started again with another schedule, precision or layout leaves its runs as they are "
-        "and calls them done.",
-        only_for="sweeps whose fixed settings outside of model, data, optim and train were changed after they ended",
-    ),
-    Mutant(
-        name="third_of_one_name_shares_a_folder",
-        file="lmtrain/cli/pretrain/sweep.py",
-        function="_choose_folder",
-        old="while folder in used_folders:",
-        new="if folder in used_folders:",
-        breaks="Two runs of a sweep have one folder: the later one goes on with the earlier one's checkpoints, under "
-        "other settings.",
-        only_for="sweeps over three or more values that differ in signs alone, such as a/b, a_b and a:b",
-    ),
-    Mutant(
         name="switch_of_nodes_as_sold",
         file="lmtrain/cli/plan/plan_command.py",
         function="plan",
@@ -140,15 +101,6 @@ MUTANTS = [
         new="coordinate.dp_shard * segment.layout.dp_replicate + coordinate.dp_replicate",
         breaks="`lmtrain trace` gives ranks the dp coordinate of another copy.",
         only_for="layouts with dp_replicate and dp_shard both above 1",
-    ),
-    Mutant(
-        name="runs_of_different_texts_share_a_folder",
-        file="lmtrain/cli/pretrain/sweep.py",
-        function="_place_text_datasets",
-        old="folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder",
-        new="folder = Path(job.config.run.dir)",
-        breaks="The second run of a sweep over data.text is refused, since the folder holds the dataset of the first.",
-        only_for="sweeps over what decides a dataset of a text",
     ),
     Mutant(
         name="reshard_forgets_the_type_in_the_command_to_type",

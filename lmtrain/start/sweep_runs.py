@@ -1,24 +1,19 @@
-"""`lmtrain pretrain -m`, a sweep: every combination of settings as a run of its own, one after another."""
+"""A sweep (`lmtrain pretrain -m`): every combination of settings as a run of its own, one after another. Torch-free."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import FrameType
 from typing import Any
 
-from lmtrain.cli.inspect.run_folder_view import format_loss
-from lmtrain.cli.pretrain.print_dry_run_and_summary import print_plan_facts
-from lmtrain.cli.screen.print_facts_and_tables import print_table
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.config.compose_run_settings import expand_sweep, whole_sweep_in_ways
 from lmtrain.config.parse_and_apply_overrides import FileSetting, hydra_quoted
 from lmtrain.config.settings_file import words_for_command
@@ -38,7 +33,6 @@ from lmtrain.runtime.processes.stop_signals import STOPS, Stopped, StopRequest, 
 from lmtrain.start.settings_from_earlier_run import RunRequest, SourceRun, compose_run, imported_checkpoint
 from lmtrain.train.run_config import RunConfig, read_run_config
 from lmtrain.train.startup_checks.check_machine_and_processes import process_problems
-from lmtrain.units import format_count
 
 SUMMARY = "sweep.json"  # settings, state and results of each run, for scripts
 _DRY_OPTIONS = {"--dry-run", "--print-config"}
@@ -57,12 +51,25 @@ class SweepRun:
     exit_code: int = 0
 
 
-def run_sweep(argv: Sequence[str], request: RunRequest, env: ProcessEnv, *, elastic: bool = False) -> None:
+@dataclass(frozen=True)
+class SweepViews:
+    """How a sweep tells how far it is: functions that get a line on the run that begins, the output of a dry run, and
+    the rows of all runs at the end, as `summarize_run` returns them.
+    """
+
+    begin_run: Callable[[str], None]
+    show_plan: Callable[[str], None]
+    show_results: Callable[[list[dict[str, Any]]], None]
+
+
+def run_sweep(
+    argv: Sequence[str], request: RunRequest, env: ProcessEnv, views: SweepViews, *, elastic: bool = False
+) -> None:
     """Run every combination of the settings with several values, one after another, each in its own `lmtrain pretrain`
     process and run folder. If a run fails, the next ones still run; raise an LmtrainError at the end.
 
     `argv` is the command line, `request` what it asks for. Finished runs are skipped, so the same command continues a
-    sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 prints.
+    sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 calls `views`.
     """
     with stop_requests() as stop:
         try:
@@ -72,7 +79,7 @@ def run_sweep(argv: Sequence[str], request: RunRequest, env: ProcessEnv, *, elas
             flags = options_for_runs(argv, request.words)
             if not elastic and not _DRY_OPTIONS.intersection(flags):
                 _check_layouts(jobs, env)
-            _run_jobs(jobs, flags, _CommandRunner(stop), prints_output=env.rank == 0)
+            _run_jobs(jobs, flags, _CommandRunner(stop), views if env.rank == 0 else None)
         except Stopped:
             raise StoppedEarly(
                 f"The sweep was stopped by {stop.cause} while no run was under way. Run the same command again to go "
@@ -90,38 +97,35 @@ def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]
     return rest
 
 
-def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner, *, prints_output: bool) -> None:
+def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner, views: SweepViews | None) -> None:
     """Run `lmtrain pretrain` with the options `flags` for each job that is not finished yet, and store the job's state
-    in it. Then write sweep.json and print a table, both only with `prints_output`. Raise StoppedEarly if a run was
-    stopped, LmtrainError if any failed.
+    in it. Then, given `views`, write sweep.json and show the results. Raise StoppedEarly if a run was stopped,
+    LmtrainError if any failed.
     """
-    is_dry, as_json = bool(_DRY_OPTIONS.intersection(flags)), "--json" in flags
-    compares_plans = is_dry and not as_json and "--print-config" not in flags
-    first = None
+    is_dry = bool(_DRY_OPTIONS.intersection(flags))
+    compares_plans = is_dry and not {"--json", "--print-config"}.intersection(flags)
     for number, job in enumerate(jobs, 1):
         is_done = not is_dry and is_finished(job)
-        if prints_output:
-            echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * is_done}", err=as_json)
+        if views is not None:
+            views.begin_run(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * is_done}")
         job.state = "done"
         if not is_done:
             command = ["pretrain", *flags, *["--json"] * compares_plans, *job.overrides]
             job.exit_code, output = runner.run(command, compares_plans)
-            first = print_plan_differences(output, first) if prints_output else None
+            if views is not None and output:
+                views.show_plan(output)
             ended = "stopped" if runner.stopped else f"failed, exit code {job.exit_code}"
             job.state = ended if job.exit_code else "done"
         if runner.stopped:
             break
     if is_dry:
         return _raise_if_failed(jobs)
-    if prints_output:
+    if views is not None:
         rows = [summarize_run(job.folder, job.changed, job.state) for job in jobs]
         base = Path(jobs[0].config.run.dir)
         if base != jobs[0].folder and any(job.folder.is_dir() for job in jobs):
             write_json(base / SUMMARY, {"runs": rows})
-        if as_json:
-            print_json({"runs": rows}, indent=None)
-        else:
-            print_sweep_table(rows)
+        views.show_results(rows)
     if runner.stopped:
         raise StoppedEarly(f"The sweep stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
     return _raise_if_failed(jobs)
@@ -316,43 +320,3 @@ def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str
             "tokens_per_s": median(speeds) if speeds else None,
             "went_wrong": loss_warning(steps[0], steps[-1]) if steps and state == "done" else "",
         }  # fmt: skip
-
-
-def print_plan_differences(output: str, first_facts: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Print the facts of one run's dry run: all of them if `first_facts` is None, else only those that differ from
-    `first_facts`, the facts of the sweep's first run.
-
-    `output` is the run's stdout with a line of JSON. Return the first run's facts, for the next call.
-    """
-    if not output:
-        return first_facts
-    facts: dict[str, Any] = json.loads(output.splitlines()[-1])
-    if first_facts is None:
-        print_plan_facts(facts)
-        return facts
-    differing = {key: value for key, value in facts.items() if key not in first_facts or value != first_facts[key]}
-    differing.pop("run_folder", None)
-    if differing:
-        print_plan_facts(differing)
-    else:
-        echo("in numbers as the first one")
-    return first_facts
-
-
-def print_sweep_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table with a line for each row, as `summarize_run` returns them. If two or more have a validation loss,
-    also print the folder of the one with the lowest.
-    """
-    keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
-    echo()
-    print_table([
-        {f"<{key}": row["settings"].get(key, "") for key in keys}
-        | {"<state": ", ".join(filter(None, (row["state"], row["went_wrong"])))}
-        | {"steps": str(row["steps"]), "loss": format_loss(row["loss"])}
-        | {"best valid": format_loss(row["best_valid_loss"])}
-        | {"tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"])}
-        for row in rows
-    ])  # fmt: skip
-    best = [row for row in rows if row["best_valid_loss"] is not None]
-    if len(best) > 1:
-        echo(f"best validation: {min(best, key=lambda row: row['best_valid_loss'])['folder']}")
