@@ -39,8 +39,8 @@ def _describe_rank_start() -> str:
     """Return in words how a run would start its ranks on this machine: forked from one server process, or each as a new
     process, with the reason. To find out, start such a server and stop it again.
     """
-    from lmtrain.cli.ranks.process_options import TRAINING_IMPORTS
     from lmtrain.runtime.processes.start_rank_processes import Program, RankStarter
+    from lmtrain.start.processes_of_command import TRAINING_IMPORTS
 
     reasons: list[str] = []
     environment, host = ProcessEnv().shared_environment(), ProcessEnv.detect().host

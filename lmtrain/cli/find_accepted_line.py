@@ -283,7 +283,7 @@ def _check_settings_of(verb: Sequence[str], params: Mapping[str, Any], unknown: 
 def _check_run(params: Mapping[str, Any]) -> None:
     for config in _iter_runs(params):
         if "nproc" in params and not (params["print_config"] or params["elastic"] or config.parallel.auto):
-            from lmtrain.cli.ranks.process_options import ProcessOptions, detect_process
+            from lmtrain.start.processes_of_command import ProcessOptions, detect_process
             from lmtrain.train.startup_checks.check_machine_and_processes import check_machine
 
             processes = ProcessOptions(params["nproc"], params["nproc_per_node"], params["max_restarts"])

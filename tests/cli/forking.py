@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lmtrain.__main__
-from lmtrain.cli.ranks import process_options
 from lmtrain.runtime.processes.start_rank_processes import OrphanAdoption, Program, RankStarter
 from lmtrain.runtime.processes.stop_signals import unblock_stops
+from lmtrain.start import processes_of_command
 from tests.conftest import ENVIRONMENT
 
 MODULE = "tests.cli.forking"
@@ -31,8 +31,8 @@ _SHARED = {
 }  # fmt: skip
 # what imports_of adds for some settings: a launcher that has all imports of its ranks forks their server from itself
 _BY_SETTINGS = (
-    process_options.COMPILER_IMPORT, process_options.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
-    "lmtrain.optim.adamw", "lmtrain.optim.lamb", "lmtrain.optim.muon",
+    processes_of_command.COMPILER_IMPORT, processes_of_command.PIPELINE_IMPORT, "lmtrain.models.bert",
+    "lmtrain.models.gpt", "lmtrain.optim.adamw", "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
 # because: the server is started by the first test that needs it, which may have changed both for itself
 _FOLDER = os.getcwd()
@@ -71,7 +71,7 @@ class _Server:
 
     def __init__(self) -> None:
         self.environment = _ENVIRONMENT | _SHARED
-        of_ranks = (*process_options.TRAINING_IMPORTS, *process_options.EVALUATION_IMPORTS)
+        of_ranks = (*processes_of_command.TRAINING_IMPORTS, *processes_of_command.EVALUATION_IMPORTS)
         modules = sorted({*of_ranks, *_BY_SETTINGS, MODULE})
         self._adopting = OrphanAdoption()
         self._adopting.__enter__()

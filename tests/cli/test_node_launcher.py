@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.ranks.process_options import launch_training
 from lmtrain.cli.screen.print_messages_and_json import print_error
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import AlreadyReported, StoppedEarly
@@ -20,6 +19,7 @@ from lmtrain.runfolder.file_names import STOP
 from lmtrain.runtime.processes.local_rank_launcher import Outcome
 from lmtrain.runtime.processes.process_environment import ProcessEnv
 from lmtrain.runtime.processes.stop_signals import Stopped
+from lmtrain.start.processes_of_command import launch_training
 from lmtrain.start.run_attempt_bookkeeping import run_attempt
 from lmtrain.train.run_config import RunConfig
 
@@ -63,7 +63,7 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
     with pytest.raises(AlreadyReported) as end:
-        launch_training(["pretrain"], config, inputs, SECOND_NODE, None, None)
+        launch_training(["pretrain"], config, inputs, SECOND_NODE, None, None, "m:f", print)
     assert end.value.exit_code == 137
     assert cause(tmp_path) == then
 

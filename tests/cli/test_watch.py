@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.runs import queued_slurm_job
+from lmtrain.start.slurm_job import queued_job
 from tests.cli.harness import Toy, lmtrain, on_terminal, start
 
 LONG_S = 120.0
@@ -67,8 +67,8 @@ def test_it_goes_on_while_slurm_has_the_job_in_the_queue(
     lmtrain("pretrain", *toy.settings(tmp_path, train__steps=3))
     (tmp_path / "stop.json").write_text(json.dumps({"cause": "SIGUSR1", "exit_code": 75}))
     states = iter(["PENDING", "PENDING", "", ""])
-    monkeypatch.setattr(queued_slurm_job, "_QUERY_S", 0.0)
-    monkeypatch.setattr(queued_slurm_job, "query_job_state", lambda number: next(states))
+    monkeypatch.setattr(queued_job, "_QUERY_S", 0.0)
+    monkeypatch.setattr(queued_job, "query_job_state", lambda number: next(states))
     text = lmtrain("watch", tmp_path, "--every", 0.2)
     assert len(re.findall(r"stopped by SIGUSR1 .*\nSlurm has job 4242 in the queue again", text)) == 1
     assert list(states) == [""]

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.ranks.process_options import (
-    NumPerNode,
-    NumProcesses,
-    ProcessOptions,
-    detect_process,
-    launch_evaluation,
-)
+from lmtrain.cli.ranks.process_options import NumPerNode, NumProcesses
 from lmtrain.cli.screen.print_messages_and_json import print_json, print_notice, say_already_there
 from lmtrain.cli.settings_keys.shell_completion import complete_task
 from lmtrain.cli.shared_options import (
@@ -35,6 +29,7 @@ from lmtrain.runtime.files.existing_output import Found
 from lmtrain.runtime.processes.stop_signals import unblock_stops
 from lmtrain.start.evaluation.existing_results import ResultsOrigin, check_results
 from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
+from lmtrain.start.processes_of_command import ProcessOptions, detect_process, launch_evaluation
 
 if TYPE_CHECKING:
     from lmtrain.start.evaluation.run_tasks import Options
@@ -173,7 +168,7 @@ def evaluate(
     origin = ResultsOrigin.of(context.params, [source.path for source in sources], texts)
     options = _check_existing(options, origin, overwrite, as_json)
     if processes.are_started:
-        return launch_evaluation(context.obj, env)
+        return launch_evaluation(context.obj, env, print_notice)
     session = Session(jobs, options, env, layouts, screen.views())
     if compare is not None:
         return screen.print_comparison(compare_models(sources, session))

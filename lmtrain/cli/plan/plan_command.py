@@ -88,9 +88,9 @@ def plan(
     """
     if calibrate:
         refuse_unused_options(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
-        from lmtrain.cli.plan.calibrate_command import calibrate_runs
+        from lmtrain.cli.plan.print_calibration import print_calibration
 
-        return calibrate_runs(overrides or [], config_dir, out, as_json, overwrite=overwrite)
+        return print_calibration(overrides or [], config_dir, out, as_json, overwrite=overwrite)
     if out is not None:
         left_out = ["--output", *["--overwrite"] * (overwrite and html is None)]
         raise UsageError(

@@ -14,6 +14,7 @@ from lmtrain.cli.screen.print_messages_and_json import print_error, print_notice
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromBeginning, FromRun, Multirun, Overrides, Plugins
 from lmtrain.runtime.processes.stop_signals import restore_default_handlers
 from lmtrain.start.launch_ranks import choose_layout
+from lmtrain.start.processes_of_command import ProcessOptions, detect_process, launch_training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,8 +45,8 @@ def pretrain(
     """Pretrain a model, or continue a stopped run: the same command does both."""
     from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
 
-    processes = process_options.ProcessOptions(nproc, nproc_per_node, max_restarts)
-    env = process_options.detect_process(processes)
+    processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
+    env = detect_process(processes)
     request = RunRequest(overrides or [], config_dir, config_name, from_run, from_beginning)
     if dry_run or print_config:
         restore_default_handlers()
@@ -79,7 +80,9 @@ def pretrain(
         attempt.count_start(inputs, starts_ranks=processes.are_started)
         if processes.are_started:
             shared = None if plugin or from_run else composed
-            return process_options.launch_training(context.obj, config, inputs, env, max_restarts, shared)
+            return launch_training(
+                context.obj, config, inputs, env, max_restarts, shared, process_options.PREPARE_FUNCTION, print_notice
+            )
         console = PlainConsole(stderr=as_json, quiet=env.rank > 0)
         summary = _train(attempt, inputs, evaluations, console)
         attempt.record_result(summary)

@@ -45,9 +45,9 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool, text: TextP
     what each rank would hold, for --dry-run. If `config` names a temporary dataset, `text` describes the one that a
     start would make.
     """
-    from lmtrain.cli.ranks.process_options import place_on_hardware
     from lmtrain.runtime.processes.fault_injection import arm_from_env
     from lmtrain.start.prepare_inputs_and_eval_tasks import prepare_inputs
+    from lmtrain.start.processes_of_command import place_on_hardware
     from lmtrain.train.layouts.dry_run_speed_and_memory import dry_run_facts
     from lmtrain.train.layouts.ranks_and_memory_table import rank_rows
     from lmtrain.train.layouts.run_stages_table import dry_run_facts_of_stages

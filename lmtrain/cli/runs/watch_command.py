@@ -15,7 +15,6 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from lmtrain.cli.inspect.run_folder_view import age_s, describe_state, ingredient_lines
-from lmtrain.cli.runs.queued_slurm_job import QueuedJob
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole
 from lmtrain.cli.screen.print_messages_and_json import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few, own
@@ -24,6 +23,7 @@ from lmtrain.observe.screen.metrics_row_text import eval_line, step_line, valid_
 from lmtrain.runfolder.file_names import CONFIG, METRICS
 from lmtrain.runfolder.folder_reader import find_runs, is_run, not_a_run, read_run_state, read_settings, record_errors
 from lmtrain.runfolder.metrics_rows import RowFollower, read_last_rows, rows_in_force
+from lmtrain.start.slurm_job.queued_job import QueuedJob
 from lmtrain.train.record.facts_of_recorded_runs import facts_of_run
 
 EXAMPLES = (

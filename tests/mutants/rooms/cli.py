@@ -28,16 +28,6 @@ MUTANTS = [
         breaks="The column GiB holds GB, 7% more than the memory that stands below the table and in the JSON.",
     ),
     Mutant(
-        name="step_times_with_validations_in_them",
-        file="lmtrain/cli/plan/calibrate_command.py",
-        function="_step_times",
-        old="in pairwise(rows):",
-        new='in pairwise([row for row in rows if row["event"] == "step"]):',
-        breaks="Time of validations, evaluations and saves counts as time of steps, and the machine is fitted to be "
-        "slower than it is.",
-        only_for="calibrating by runs that validate, evaluate or save between rows of steps",
-    ),
-    Mutant(
         name="epochs_of_a_blend_added_up",
         file="lmtrain/cli/data/data_command.py",
         function="blend",

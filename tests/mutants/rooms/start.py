@@ -228,4 +228,14 @@ MUTANTS = [
         breaks="A job ends for good with 93 after its fourth lost task, though checkpoints were saved between them.",
         only_for="jobs that lose a task four times or more",
     ),
+    Mutant(
+        name="step_times_with_validations_in_them",
+        file="lmtrain/start/calibrate_on_runs.py",
+        function="_step_times",
+        old="in pairwise(rows):",
+        new='in pairwise([row for row in rows if row["event"] == "step"]):',
+        breaks="Time of validations, evaluations and saves counts as time of steps, and the machine is fitted to be "
+        "slower than it is.",
+        only_for="calibrating by runs that validate, evaluate or save between rows of steps",
+    ),
 ]

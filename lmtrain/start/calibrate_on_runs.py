@@ -1,4 +1,4 @@
-"""`lmtrain plan --calibrate RUN...`: fit a machine's figures to measured runs, for a config. Torch-free."""
+"""The figures of a machine, fitted to runs that were measured on it (`lmtrain plan --calibrate`). Torch-free."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from typing import Any
 
 import yaml
 
-from lmtrain.cli.screen.print_facts_and_tables import print_table
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json
-from lmtrain.cli.shared_options import refuse_unused_overwrite
 from lmtrain.errors import DataError, MissingInputError, UsageError, leave_out, way
-from lmtrain.observe.screen.metrics_row_text import format_milliseconds
 from lmtrain.plan.calibrate_to_measured_steps import (
     DATA_SHEET_FIGURES,
     MACHINE_FACTORS,
@@ -42,22 +38,24 @@ _MADE_BY = "`lmtrain plan --calibrate` wrote this"
 _HARDWARE_FILE = Kind("a config that `lmtrain plan --calibrate` wrote", holds(_MADE_BY))
 
 
-def calibrate_runs(
-    arguments: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool, *, overwrite: bool
-) -> None:
-    """Fit the efficiency factors of a machine's hardware config to the measured step times of two or more runs on it.
-    Print the result, as JSON with `as_json`, and write the fitted config to the file `out` if given.
-
-    `arguments` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
+def check_hardware_file(out: Path, *, overwrite: bool) -> None:
+    """Raise an LmtrainError if the fitted machine cannot be written to the file `out`: hardware=NAME could not choose
+    it there, or another file is in its place that may not be replaced.
     """
-    if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
+    if out.parent.name != _GROUP or out.suffix != ".yaml":
         raise UsageError(
             f"--output={out} must be a file NAME.yaml in a folder called hardware, so that hardware=NAME can choose "
             f"it. Use {way(f'--output={out.parent / _GROUP / out.stem}.yaml')}."
         )
-    refuse_unused_overwrite(overwrite, out, subject="figures that are only printed")
-    if out is not None:
-        check_output(out, _HARDWARE_FILE, overwrite=overwrite)
+    check_output(out, _HARDWARE_FILE, overwrite=overwrite)
+
+
+def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path | None) -> dict[str, Any]:
+    """Fit the efficiency factors of a machine's hardware config to the measured step times of two or more runs on it.
+    Return the result as JSON-ready data, and write the fitted config to the file `out` if given.
+
+    `arguments` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
+    """
     folders = [Path(word) for word in arguments if "=" not in word]
     if len(folders) < 2:
         raise UsageError(
@@ -81,8 +79,7 @@ def calibrate_runs(
     calibration = calibrate(hardware, runs)
     if out is not None:
         _write_hardware(out, replace(calibration.hardware, name=out.stem), hardware.name, len(runs))
-    facts = _calibration_facts(hardware, runs, calibration)
-    return print_json(facts | {"file": out and str(out)}) if as_json else _print(facts, out)
+    return _calibration_facts(hardware, runs, calibration) | {"file": out and str(out)}
 
 
 def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
@@ -183,24 +180,6 @@ def _first_number(hardware: Hardware, name: str) -> float:
     """
     value = getattr(hardware, name)
     return float(next(iter(value.values())) if isinstance(value, dict) else value)
-
-
-def _print(facts: dict[str, Any], out: Path | None) -> None:
-    print_table([
-        {"<run": row["run"], "step": format_milliseconds(row["measured_step_s"])}
-        | {"off before": f"{row['before']:+.1%}", "off after": f"{row['after']:+.1%}"}
-        for row in facts["runs"]
-    ])  # fmt: skip
-    echo(
-        f"median {facts['median_before']:.1%} before, {facts['median_after']:.1%} after, where each run is judged by a "
-        "fit to the others alone."
-    )
-    changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
-    echo(f"{facts['hardware']}: {', '.join(changes)}")
-    if out is None:
-        echo(f"Nothing is written: --output DIR/{_GROUP}/NAME.yaml keeps it.")
-    else:
-        echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
 
 
 def _write_hardware(path: Path, hardware: Hardware, base_name: str, num_runs: int) -> None:

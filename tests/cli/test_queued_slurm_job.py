@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.runs.queued_slurm_job import QueuedJob, query_job_state
+from lmtrain.start.slurm_job.queued_job import QueuedJob, query_job_state
 
 STOPPED: dict[str, Any] = {"state": "stopped", "stopped": {"cause": "the end of the allocation", "exit_code": 75}}
 
