@@ -428,7 +428,7 @@ def _check_reshard(params: Mapping[str, Any]) -> None:
 
 
 def _check_merge(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.checkpoint.merge_command import find_checkpoints
+    from lmtrain.start.merge_checkpoints import find_checkpoints
 
     if not params["unknown"]:
         find_checkpoints(params["checkpoints"] or [], params["last"], params["of"])
@@ -463,7 +463,7 @@ def _check_settings(params: Mapping[str, Any]) -> None:
 
 
 def _check_branches(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.checkpoint.branch_command import build_branches
+    from lmtrain.start.decay_branches import build_branches
 
     parse_overrides(params["overrides"] or [], group_choices())  # because: a branch adds words of its own
     names = ("run", "at", "decay", "decay_steps", "decay_tokens", "shape", "output", "overrides")

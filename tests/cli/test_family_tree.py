@@ -8,10 +8,10 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST, Manifest, encode_manifest
 from lmtrain.cli.inspect.run_folder_view import lineage_lines
-from lmtrain.cli.runs.family_tree import family_rows
 from lmtrain.cli.runs.runs_command import print_runs
 from lmtrain.runfolder.folder_reader import RunFolder
 from lmtrain.runfolder.lineage import MERGED, RESUMED, WEIGHTS, Parent, read_lineage
+from lmtrain.start.facts_of_outputs.family_of_runs import family_rows
 from tests.cli.harness import on_terminal
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.runs.diff_command import diff_facts, diff_lines
+from lmtrain.cli.runs.print_difference import diff_lines
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.start.facts_of_outputs.compare_runs import diff_facts
 from tests.cli.harness import Toy, lmtrain
 
 SETTINGS = {

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from lmtrain.checkpoint.disk.checkpoint_format import Manifest
-from lmtrain.cli.runs.diff_command import diff_facts
 from lmtrain.config.compose_run_settings import STAGE_CHOICES, compose
 from lmtrain.config.settings_base import Choice, add_plugin, facts_of, plugins
 from lmtrain.errors import SettingsError
@@ -26,6 +25,7 @@ from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runfolder.run_facts import facts_of_checkpoint
 from lmtrain.runfolder.settings_differences import flatten
 from lmtrain.runtime.processes.process_environment import ProcessEnv
+from lmtrain.start.facts_of_outputs.compare_runs import diff_facts
 from lmtrain.train.ranks.facts_equal_on_all_ranks import FILE_DIGESTS, file_digests, rank_facts
 from lmtrain.train.run_config import RunConfig, with_resolved_paths
 from lmtrain.train.run_stage_settings import GROUPS, stage_may_set

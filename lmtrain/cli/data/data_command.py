@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.dataset_view import (
-    check_sample_number,
-    dataset_facts,
-    document_rows,
-    print_dataset,
-    print_documents,
-    print_samples,
-    sample_row,
-)
+from lmtrain.cli.inspect.dataset_view import print_dataset, print_documents, print_samples
 from lmtrain.cli.screen.print_facts_and_tables import print_facts, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress
 from lmtrain.cli.settings_keys.shell_completion import complete_override
@@ -34,6 +26,12 @@ from lmtrain.cli.shared_options import (
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
 from lmtrain.runtime.files.similar_path import refuse_lists
+from lmtrain.start.facts_of_outputs.facts_of_dataset import (
+    check_sample_number,
+    dataset_facts,
+    document_rows,
+    sample_row,
+)
 from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:

@@ -1,32 +1,15 @@
-"""`lmtrain inspect` for a checkpoint, or for two to compare: facts as plain data, and their printing."""
+"""What `lmtrain inspect` prints of a checkpoint, or of two compared."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.checkpoint.compare_or_verify_checkpoints import (
-    missing_names,
-    raise_problems,
-    type_differences,
-    value_differences,
-    verify_checkpoints,
-)
-from lmtrain.checkpoint.disk.checkpoint_format import ITEM_BYTES, MANIFEST
-from lmtrain.checkpoint.find_and_prune import resolve_checkpoint
-from lmtrain.checkpoint.read_merge_record import merge_record
-from lmtrain.checkpoint.read_verified_contents import Contents, layout_of
-from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX, WeightSet, average_facts
+from lmtrain.checkpoint.describe_merge import merge_lines
+from lmtrain.checkpoint.view_with_ema_as_weights import AVERAGE_PREFIX
 from lmtrain.cli.inspect.dataset_view import describe_tokenizer
-from lmtrain.cli.inspect.merged_checkpoint_view import merge_lines
 from lmtrain.cli.inspect.run_folder_view import describe_model, lineage_lines
 from lmtrain.cli.screen.print_messages_and_json import echo
-from lmtrain.runfolder.lineage import parse_lineage
-from lmtrain.runfolder.run_facts import RunFacts, facts_of_checkpoint, parameters_text
-from lmtrain.runfolder.settings_differences import differences
-from lmtrain.train.run_config import config_of_checkpoint
+from lmtrain.runfolder.run_facts import RunFacts, parameters_text
 from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -35,48 +18,6 @@ if TYPE_CHECKING:
 _OTHER_TENSORS = (("optimizer's", "optim."), ("average's", AVERAGE_PREFIX))
 _AVERAGE_NOTES = {"model": "; --weights ema reads it", "ema": "; the tensors are the average's"}
 _MAX_LINES = 40  # per section of a comparison
-
-
-def checkpoint_facts(path: Path, verify: bool, weights: WeightSet = "model") -> dict[str, Any]:
-    """Return the contents of a checkpoint's manifest as a dict of JSON values: step, layout, model, settings, files,
-    tensors, and how it was merged or averaged. With `verify`, first check all its files and raise an error if any is
-    damaged. With `weights` "ema", describe the averaged weights in place of the weights.
-    """
-    if verify:
-        raise_problems(verify_checkpoints(path))
-    contents = Contents(path, weights=weights)
-    manifest, place = contents.manifest, path / MANIFEST
-    state, parallel = manifest.state, layout_of(manifest.state)
-    now = facts_of_checkpoint(config_of_checkpoint(state), state | {"step": manifest.step})
-    tensors: dict[str, dict[str, Any]] = {
-        name: {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "bytes": math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype],
-            "files": sorted({piece.file for piece in tensor.pieces}),
-        }
-        for name, tensor in sorted(manifest.tensors.items())
-    }
-    return {
-        "checkpoint": str(path),
-        "verified": verify,
-        **now.to_dict(),
-        "facts": now,
-        "samples": state.get("samples"),
-        "layout": parallel.layout_text if parallel else None,
-        "digest": manifest.digest,
-        "parameters": sum(math.prod(t["shape"]) for name, t in tensors.items() if name.startswith("model.")),
-        "bytes": sum(entry.size for entry in manifest.files.values()),
-        "model": state.get("model"),
-        "tokenizer": state.get("tokenizer"),
-        "settings": state.get("settings"),
-        "lineage": [parent.to_dict() for parent in parse_lineage(state.get("lineage"), place)],
-        **contents.describe_weights(),
-        "average": average.to_dict() if (average := average_facts(state, place)) else None,
-        "merged": record.to_dict() if (record := merge_record(state, place)) else None,
-        "files": {name: entry.size for name, entry in manifest.files.items()},
-        "tensors": tensors,
-    }
 
 
 def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
@@ -154,55 +95,6 @@ def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
     for name in names:
         groups.setdefault((name.split(".") + [""] * depth)[depth], []).append(name)
     return sorted(groups.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else -1, item[0]))
-
-
-def difference_facts(path: Path, other: Path, weights: WeightSet = "model") -> dict[str, Any]:
-    """Return the differences between two checkpoints as a dict of JSON values: training state, tensors that only one of
-    them has, dtypes or shapes, and tensor values. With `weights` "ema", compare the averaged weights.
-    """
-    a, b = (Contents(resolve_checkpoint(folder), weights=weights) for folder in (path, other))
-    only_a, only_b = missing_names(a, b)
-    facts: dict[str, Any] = {
-        "checkpoint": str(a.path),
-        "other": str(b.path),
-        **a.describe_weights(),
-        "state": dict(sorted(differences(_comparable_states(a, b)).items())),
-        "only_in_checkpoint": only_a,
-        "only_in_other": only_b,
-        "kinds": {name: list(pair) for name, pair in type_differences(a, b).items()},
-        "values": {name: asdict(difference) for name, difference in value_differences(a, b)},
-    }
-    facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
-    facts["summary"] = _difference_summary(facts, len(a.manifest.tensors))
-    return facts
-
-
-def _difference_summary(facts: dict[str, Any], num_tensors: int) -> dict[str, Any]:
-    """Return the numbers of tensors that are equal, that differ, and that only one checkpoint has, with the largest
-    difference of a value and its tensor. `num_tensors` is the number of tensors of the first checkpoint.
-    """
-    num_different, num_only = len(facts["kinds"]) + len(facts["values"]), len(facts["only_in_checkpoint"])
-    largest = max(facts["values"], key=lambda name: facts["values"][name]["largest"], default=None)
-    return {
-        "equal": num_tensors - num_only - num_different, "different": num_different,
-        "only_in_checkpoint": num_only, "only_in_other": len(facts["only_in_other"]),
-        "largest": None if largest is None else facts["values"][largest]["largest"], "largest_in": largest,
-    }  # fmt: skip
-
-
-def _comparable_states(a: Contents, b: Contents) -> list[dict[str, Any]]:
-    """Return the training states that the manifests of checkpoints `a` and `b` record, as a list of two dicts. If
-    exactly one checkpoint was merged, its record of the merge is shortened to one clause, so that a comparison shows
-    one difference for it.
-    """
-    states = [contents.manifest.state for contents in (a, b)]
-    records = [merge_record(contents.manifest.state, contents.path / MANIFEST) for contents in (a, b)]
-    if all(records):
-        return states
-    return [
-        state | ({} if record is None else {"merged": record.summary})
-        for state, record in zip(states, records, strict=True)
-    ]
 
 
 def print_difference(facts: dict[str, Any], show_all: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
-from lmtrain.cli.inspect.run_folder_view import run_facts, run_lines
+from lmtrain.cli.inspect.dataset_view import print_dataset
+from lmtrain.cli.inspect.run_folder_view import run_lines
 from lmtrain.cli.screen.print_messages_and_json import print_json
 from lmtrain.cli.shared_options import Json, Plugins, Weights, refuse_unused_options
 from lmtrain.errors import LmtrainError, MissingInputError, UsageError, leave_out, shell_quoted, shorten
@@ -20,6 +20,8 @@ from lmtrain.runfolder.metrics_rows import to_json_data
 from lmtrain.runtime.files.atomic_files import read_json
 from lmtrain.runtime.files.similar_path import missing_path
 from lmtrain.runtime.files.unreadable_files import explain_unreadable
+from lmtrain.start.facts_of_outputs.facts_of_dataset import dataset_facts
+from lmtrain.start.facts_of_outputs.facts_of_run_folder import run_facts
 from lmtrain.units import format_bytes, plural
 
 
@@ -43,17 +45,18 @@ def inspect(
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.checkpoint.find_and_prune import checkpoints_beside, is_best, resolve_checkpoint
-    from lmtrain.cli.inspect import checkpoint_view as view
+    from lmtrain.cli.inspect.checkpoint_view import print_checkpoint, print_difference
     from lmtrain.data.store.joined_dataset import dataset_exists
+    from lmtrain.start.facts_of_outputs.facts_of_checkpoint import checkpoint_facts, difference_facts
 
     if is_best(path):
         path = resolve_checkpoint(path)
     print_facts: Callable[[dict[str, Any]], None]
     if diff is not None:
         refuse_unused_options(context, {"verify"}, "--diff, which checks the hashes of all that it compares")
-        facts, print_facts = view.difference_facts(path, diff, weights), partial(view.print_difference, show_all=all_)
+        facts, print_facts = difference_facts(path, diff, weights), partial(print_difference, show_all=all_)
     elif (path / "manifest.json").is_file():
-        facts, print_facts = view.checkpoint_facts(path, verify, weights), partial(view.print_checkpoint, show_all=all_)
+        facts, print_facts = checkpoint_facts(path, verify, weights), partial(print_checkpoint, show_all=all_)
     elif weights != "model":
         raise UsageError(
             f"--weights {weights} chooses among the weights of a checkpoint, and {path} is none. "

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lmtrain.cli.inspect.merged_checkpoint_view import describe_origin, read_merge
+from lmtrain.checkpoint.describe_merge import describe_origin, read_merge
 from lmtrain.cli.inspect.run_folder_view import ingredient_lines
 from lmtrain.cli.page.html_document import (
     PAGE_FILE,

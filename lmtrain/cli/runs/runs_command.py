@@ -80,7 +80,7 @@ def list_runs(
     """
     rows = select_rows(folders or [], state or [], where or [])
     if tree:
-        from lmtrain.cli.runs.family_tree import family_rows
+        from lmtrain.start.facts_of_outputs.family_of_runs import family_rows
 
         rows = family_rows(rows, row_of_run, with_merges=not (state or where))
     return print_json(rows) if as_json else print_runs(rows)
@@ -98,7 +98,8 @@ def diff(
     Rows of metrics.jsonl hold numbers in full, so equal means equal bit for bit. The cause is found from what both runs
     have recorded: settings, versions, the samples and the text of each row, the first weights and checkpoints.
     """
-    from lmtrain.cli.runs.diff_command import diff_facts, diff_lines
+    from lmtrain.cli.runs.print_difference import diff_lines
+    from lmtrain.start.facts_of_outputs.compare_runs import diff_facts
 
     facts = diff_facts(a, b)
     if as_json:

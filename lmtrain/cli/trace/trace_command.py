@@ -46,9 +46,10 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Show where the time of a run's steps went, from the spans that observe.trace or `touch RUN/TRACE` recorded."""
-    from lmtrain.cli.trace.trace_as_text_and_json import print_trace, trace_facts
+    from lmtrain.cli.trace.print_trace import print_trace
     from lmtrain.observe.timeline.merge_ranks import merge_traces
     from lmtrain.observe.timeline.perfetto_export import TRACE_FILE, write_trace
+    from lmtrain.start.facts_of_outputs.facts_of_trace import trace_facts
 
     refuse_unused_overwrite(overwrite, out, subject="the default file, which is replaced if it is a trace")
     path = out if out is not None or as_json else run / TRACES / "trace.json"

@@ -6,7 +6,8 @@ import io
 from contextlib import redirect_stdout
 from typing import Any
 
-from lmtrain.cli.inspect.checkpoint_view import _difference_summary, print_difference
+from lmtrain.cli.inspect.checkpoint_view import print_difference
+from lmtrain.start.facts_of_outputs.facts_of_checkpoint import _difference_summary
 
 
 def comparison(num_values: int) -> dict[str, Any]:

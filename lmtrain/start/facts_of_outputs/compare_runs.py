@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.compare_or_verify_checkpoints import value_differences
+from lmtrain.checkpoint.describe_merge import read_merge
 from lmtrain.checkpoint.find_and_prune import list_checkpoints
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.cli.inspect.merged_checkpoint_view import read_merge
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.settings_base import changes_training, facts_of, show
 from lmtrain.errors import LmtrainError, join_few, shorten
@@ -32,7 +32,6 @@ from lmtrain.runfolder.metrics_rows import Row
 from lmtrain.runfolder.settings_differences import differences, flatten
 from lmtrain.train.ranks.facts_equal_on_all_ranks import FILE_DIGESTS
 from lmtrain.train.run_config import RunConfig
-from lmtrain.units import plural
 
 _BATCH_SHARE_KEYS = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
 _MACHINE_KEYS = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
@@ -166,7 +165,7 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
     for key, (value_a, value_b) in (settings | programs).items():
         program = "the device" if key == "device" else key.removeprefix("packages.")
         name = f"the setting {key}" if key in settings else program
-        yield f"{name} is {show(value_a)} in A and {show(value_b)} in B{_after_step(facts, key)}"
+        yield f"{name} is {show(value_a)} in A and {show(value_b)} in B{after_step(facts, key)}"
     explained = bool(settings)
     if not explained and "samples_hash" in first:
         note = ", though no setting says so" * has_settings
@@ -212,7 +211,7 @@ def _describe_other_text(facts: dict[str, Any], first_starts: Sequence[Row]) -> 
     return f"the same samples hold other text{at}{reason}"
 
 
-def _after_step(facts: dict[str, Any], key: str) -> str:
+def after_step(facts: dict[str, Any], key: str) -> str:
     """Return " after step N" for a difference that began during training, else an empty text."""
     step = facts["after"][key]
     return f" after step {step:,}" if step else ""
@@ -288,41 +287,3 @@ def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
         "said": f"{value.num_different:,} of {value.num_values:,} numbers of {key}{others} differ in the checkpoints "
         f"of step {step:,}",
     }  # fmt: skip
-
-
-def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) to print for the result of `diff_facts`: rows, first differences, settings, causes, and what
-    could not be compared.
-    """
-    yield "a, b", f"{facts['a']}, {facts['b']}"
-    yield "rows", _describe_rows(facts)
-    for key, step in sorted(facts["first"].items(), key=lambda item: item[1]):
-        until = facts["equal_until"].get(key)
-        yield key, f"differs from step {step:,} on" + (f"; equal in every row up to step {until:,}" if until else "")
-    for at in facts["loss_after"]:
-        yield f"loss at {at['step']:,}", f"{at['a']!r} and {at['b']!r}, {at['apart']:+.3g}"
-    for name, facts_key in (
-        ("setting", "settings"), ("environment", "environment"), ("at the start", "begun"), ("in the end", "ended")
-    ):  # fmt: skip
-        for key, (value_a, value_b) in facts[facts_key].items():
-            after = _after_step(facts, key) if facts_key in ("settings", "environment") else ""
-            yield name, f"{key}: {show(value_a)} and {show(value_b)}{after}"
-    for cause in facts["causes"] or (["nothing that was recorded"] if facts["first"] else []):
-        yield "cause", cause
-    for problem in facts["not_compared"]:
-        yield "not compared", problem
-
-
-def _describe_rows(facts: dict[str, Any]) -> str:
-    """Return a text that says for how many steps both runs have rows, and which is the first whose rows differ, if any.
-    """
-    rows = facts["rows"]
-    if not rows["shared"]:
-        return "no step of which both have a row"
-    until = f"{plural(rows['shared'], 'step')} of both, the last {rows['last_step']:,}"
-    compared = (
-        "all equal, bit for bit" if facts["first_step"] is None
-        else f"the first that differs is step {facts['first_step']:,}"
-    )  # fmt: skip
-    logged = f"; {rows['shared']:,} of {rows['steps']:,} steps were logged, and observe.log_interval_steps=1 logs each"
-    return f"{until}: {compared}{logged * (rows['shared'] < rows['steps'])}"

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.describe_merge import describe_merge, is_checkpoint, read_merge
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.find_and_prune import load_manifest
-from lmtrain.cli.inspect.merged_checkpoint_view import describe_merge, is_checkpoint, read_merge
 from lmtrain.errors import LmtrainError
 from lmtrain.runfolder.folder_reader import RunFolder, is_run, read_run
 from lmtrain.runfolder.lineage import MERGED, Parent, parse_lineage, read_lineage
