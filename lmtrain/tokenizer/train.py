@@ -12,7 +12,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import models, trainers
 
-from lmtrain.errors import DataError, UsageError, own
+from lmtrain.errors import DataError, UsageError, leave_out, own, way
 from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
 
@@ -31,6 +31,24 @@ def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option:
         raise UsageError(f"{option}={vocab_size} is too small for {name}. Use {own(smallest)} or more.")
     if vocab_size > _MOST_PIECES:
         raise UsageError(f"{option}={vocab_size} is too large for a tokenizer. Use {own(_MOST_PIECES)} or less.")
+
+
+def check_training(
+    kind: Literal["bpe", "wordpiece"], pattern: str | None, lowercase: bool, vocab_size: int | None
+) -> None:
+    """Raise UsageError if options of `lmtrain tokenizer train` contradict each other, or if the size of the vocabulary
+    is not possible; None is a size that is not known yet.
+    """
+    if lowercase and kind == "bpe":
+        raise UsageError(
+            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
+            f"Use {way('--kind', 'wordpiece')}, or {leave_out('--lowercase', shown='leave it out')}."
+        )
+    if pattern is not None and kind != "bpe":
+        way_out = f"{leave_out('--pattern')}."
+        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
+    if vocab_size is not None:
+        check_vocab_size(vocab_size, kind)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.Pattern = "gpt2") -> Tokenizer:

@@ -104,16 +104,6 @@ MUTANTS = [
         only_for="--shard-tokens with a letter behind its number",
     ),
     Mutant(
-        name="prompt_loses_its_last_spaces",
-        file="lmtrain/cli/prompts.py",
-        function="read_prompt",
-        old='.removesuffix("\\n").removesuffix("\\r")',
-        new=".rstrip()",
-        breaks="The model goes on from other tokens than those that were piped in, and the same prompt by --prompt "
-        "gives another text.",
-        only_for="prompts from a pipe or a file that end with spaces, tabs or an empty line",
-    ),
-    Mutant(
         name="memory_of_an_earlier_start",
         file="lmtrain/cli/report/rank_timeline_and_memory_sections.py",
         function="newest_peaks",
