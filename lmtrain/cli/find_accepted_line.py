@@ -452,7 +452,7 @@ def _check_shares(params: Mapping[str, Any]) -> None:
 
 
 def _check_shown(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.data.data_command import check_shown
+    from lmtrain.start.choose_documents_and_samples import check_shown
 
     names = ("prefix", "overrides", "sample", "document", "random", "seed", "run", "config_dir", "stage")
     check_shown(**{name: params[name] for name in names})
