@@ -340,8 +340,7 @@ def _check_job(params: Mapping[str, Any]) -> None:
 
 
 def _check_evaluation(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.eval.evaluate_command import refuse_loose_files
-    from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
+    from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit, refuse_loose_files
     from lmtrain.start.find_model_at_path import find_model
 
     if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):

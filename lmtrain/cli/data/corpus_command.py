@@ -393,20 +393,11 @@ def _require_place(
     were made of the same, and raise OutputError if they must not be replaced. `more_inputs` are other files on which
     the result depends.
     """
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import check_outputs, refuse_overwriting
-    from data_tools.read.cut_files_into_chunks import TaskPart
-    from data_tools.read.find_input_files import STDIN, find_sources
-    from lmtrain.runtime.files.existing_output import made_from
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import check_outputs_of_command
 
-    sources, params = find_sources(inputs), dict(context.params)
-    part, overwrite = TaskPart.parse(params.get("part", "0/1")), params.pop("overwrite")
-    refuse_overwriting(sources, outputs)
-    without_effect = ("workers", "memory", "output")
-    options = {name: value for name, value in params.items() if name not in without_effect}
-    files = [source.path for source in sources]
-    made = None if STDIN in files else made_from([context.command.name, options], map(Path, [*files, *more_inputs]))
-    paths = [part.output_path(path) for path in outputs]
-    if not check_outputs(paths, part.output_path(report), params["key"], made, overwrite=overwrite):
+    name, params = str(context.command.name), context.params
+    is_to_write, made = check_outputs_of_command(name, params, inputs, outputs, report, more_inputs)
+    if not is_to_write:
         say_already_there(context.params["output"])
         raise typer.Exit
     return made
