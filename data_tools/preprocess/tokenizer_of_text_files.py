@@ -1,4 +1,7 @@
-"""Train a tokenizer on text files, or count the tokens that a tokenizer makes of them, for `lmtrain tokenizer`."""
+"""Trains a tokenizer on text files, or counts the tokens that a tokenizer makes of them.
+
+Called by `lmtrain tokenizer`, and by tokenizer_and_dataset_from_text.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_tools.read.find_input_files import STDIN, Source, TextSplit, find_sources, resolve_text_inputs
-from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts, refuse_blank_texts
+from data_tools.read.parse_chunks_and_bad_lines import (
+    ALL_READ,
+    COMMAND_LINE,
+    OptionNames,
+    SourceTexts,
+    refuse_blank_texts,
+)
 from lmtrain.errors import UsageError, leave_out, shell_quoted
 from lmtrain.runtime.files.similar_path import refuse_file_as_text
 from lmtrain.runtime.files.unreadable_files import is_tokenizer
@@ -19,15 +28,16 @@ from lmtrain.tokenizer.vocabulary_files import Pattern
 
 def train_tokenizer(
     sources: Sequence[Source], key: str, kind: Literal["bpe", "wordpiece"], vocab_size: int, pattern: Pattern | None,
-    lowercase: bool, report: Callable[[int], None],
+    lowercase: bool, report: Callable[[int], None], names: OptionNames = COMMAND_LINE,
 ) -> Tokenizer:  # fmt: skip
     """Return a tokenizer that is trained on the texts of the sources; `pattern` is for bpe, `lowercase` for wordpiece.
-    `report` receives the bytes read so far, then ALL_READ. Raise DataError if a line is bad, or if all texts are blank.
+    `report` receives the bytes read so far, then ALL_READ. Raise DataError if a line is bad, or if all texts are blank;
+    the message tells the user of options by their `names`.
     """
-    texts: Iterable[str] = SourceTexts(sources, key, report=report)
+    texts: Iterable[str] = SourceTexts(sources, key, report=report, names=names)
     if any(source.path == STDIN for source in sources):
         texts = iter(texts)  # because: a pipe is read once; readers keep the texts of an iterator
-    texts = refuse_blank_texts(texts)
+    texts = refuse_blank_texts(texts, names)
     if kind == "bpe":
         return train_bpe(texts, vocab_size, pattern or "gpt2")
     return train_wordpiece(texts, vocab_size, lowercase)

@@ -155,6 +155,11 @@ def run_step(
     return Report(step.name, tally, options.made_from).write(part.output_path(report_file))
 
 
+def write_documents(step: Step, inputs: Inputs, output: Path, options: StepOptions) -> Report:
+    """Run a corpus step that writes one file, `output`, with its report beside it."""
+    return run_step(step, inputs, {"documents": output}, options, report_path(output))
+
+
 def require_documents(step: str, tally: Tally) -> None:
     """Raise DataError if a step read no document or wrote none. `step` is its name, `tally` its counts.
 

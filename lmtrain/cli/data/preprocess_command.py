@@ -146,7 +146,13 @@ def preprocess(
     if as_json:
         return print_json(facts)
     _print(summary, inputs, split, max_documents, tokenizer_files(tokenizer))
-    return _print_way_to_join(prefix, options.keys)
+    if key and len(key) > 1:
+        made = " ".join(shell_quoted(f"{prefix}_{name}") for name in key)
+        echo(
+            f"{len(key)} datasets, one for each key: `lmtrain data merge {made} --output {shell_quoted(str(prefix))}` "
+            "joins them, and data=blend of a run mixes them"
+        )
+    return None
 
 
 @contextmanager
@@ -189,16 +195,6 @@ def _print(
         _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")
-
-
-def _print_way_to_join(prefix: Path, keys: Sequence[str]) -> None:
-    """Say how the datasets of several keys become one, of which a run reads as much as of each."""
-    if len(keys) > 1:
-        made = " ".join(shell_quoted(f"{prefix}_{key}") for key in keys)
-        echo(
-            f"{len(keys)} datasets, one for each key: `lmtrain data merge {made} --output {shell_quoted(str(prefix))}` "
-            "joins them, and data=blend of a run mixes them"
-        )
 
 
 def _print_left_out(summary: Summary, split: str) -> None:
