@@ -38,13 +38,13 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     ReadOptions,
     Report,
     ReportDocuments,
-    Step,
     StepOptions,
     check_outputs,
     find_step_sources,
     read_report,
     report_path,
     run_step,
+    write_documents,
 )
 from data_tools.corpus.split_sample_shuffle import SplitStep, shuffle, split_outputs
 from data_tools.read.find_input_files import Inputs
@@ -219,25 +219,18 @@ def _build_steps(recipe: BuildSettings, options: StepOptions) -> list[_BuildStep
     """
     steps: list[_BuildStep] = []
     if (clean := recipe.clean) is not None:
-        run = _step_runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), options)
-        steps.append(_BuildStep("clean", clean.to_dict(), run))
+        cleaning = build_clean(clean.rules, clean.scripts, clean.min_script_share)
+        steps.append(_BuildStep("clean", clean.to_dict(), lambda i, o: write_documents(cleaning, i, o, options)))
     if (dedupe := recipe.dedupe) is not None:
         steps.append(_BuildStep("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, options)))
     if (decontaminate := recipe.decontaminate) is not None:
         files = [Path(name) for name in decontaminate.against]
         facts = decontaminate.to_dict() | {"files": file_identities(files)}
-        run = _step_runner(DecontaminateStep(read_passages(files), decontaminate.action), options)
-        steps.append(_BuildStep("decontaminate", facts, run))
+        cutting = DecontaminateStep(read_passages(files), decontaminate.action)
+        steps.append(_BuildStep("decontaminate", facts, lambda i, o: write_documents(cutting, i, o, options)))
     if recipe.shuffle:
         steps.append(_BuildStep("shuffle", {}, lambda i, o: shuffle(i, o, options, report_path(o), recipe.seed)))
     return steps
-
-
-def _step_runner(step: Step, options: StepOptions) -> Callable[[Inputs, Path], Report]:
-    """Return a function that runs the step on its first argument (input files) and writes the documents to its second
-    (a path).
-    """
-    return lambda inputs, output: run_step(step, inputs, {"documents": output}, options, report_path(output))
 
 
 def _step_key(step: _BuildStep, inputs: Inputs, recipe: BuildSettings) -> str:
@@ -298,7 +291,8 @@ def drop_copies(inputs: Inputs, folder: Path, output: Path, options: StepOptions
     """
     check_inputs(folder, inputs)
     marks = zip(("exact copy", "near copy"), marks_of_copies(folder), strict=True)
-    return _step_runner(DropStep(tuple(mark for mark in marks if mark[1].exists())), options)(inputs, output)
+    step = DropStep(tuple(mark for mark in marks if mark[1].exists()))
+    return write_documents(step, inputs, output, options)
 
 
 def marks_of_copies(folder: Path) -> list[Path]:

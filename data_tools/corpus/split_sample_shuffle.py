@@ -33,6 +33,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     require_documents,
     run_step,
     to_line,
+    write_documents,
 )
 from data_tools.read.cut_files_into_chunks import WHOLE_PART
 from data_tools.read.find_input_files import Inputs
@@ -135,16 +136,24 @@ def check_sample_size(fraction: float | None, count: int | None) -> None:
         raise UsageError(f"--fraction={fraction:g} is not a share. Give a number from 0 to 1.")
 
 
-def sample_limit(
+def sample_documents(
+    inputs: Inputs, output: Path, options: StepOptions, fraction: float | None, count: int | None, seed: int
+) -> Report:
+    """Write about the share `fraction` of the documents, or exactly `count` of them, as drawn by `seed`, to `output`,
+    in their order. One of both is None, as `check_sample_size` requires.
+    """
+    uncounted = replace(options, report=None)  # because: the progress is that of the documents written
+    limit = _sample_limit(inputs, uncounted, output.parent, fraction=fraction, count=count, seed=seed)
+    return write_documents(SampleStep(limit, seed), inputs, output, options)
+
+
+def _sample_limit(
     inputs: Inputs, options: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
     """Return the number with which `SampleStep` keeps about the share `fraction` of the documents, or exactly `count`
-    of them: it keeps a document if its random 64-bit number is at most that. Raise UsageError unless exactly one of
-    `fraction` and `count` is given.
-
-    `folder` is for temporary files.
+    of them: it keeps a document if its random 64-bit number is at most that. One of both is None. `folder` is for
+    temporary files.
     """
-    check_sample_size(fraction, count)
     if fraction is not None:
         return int(fraction * 2.0**64) - 1
     if not options.reading.part.is_whole:

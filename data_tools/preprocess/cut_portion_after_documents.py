@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 from data_tools.read.cut_files_into_chunks import Chunk, Portion
@@ -43,24 +42,20 @@ def end_after(
             yield portion, result
         else:
             worker = build_worker()
-            portion = _cut_after(portion, missing, partial(_count_documents, worker))
+            portion = _cut_after(portion, missing, worker)
             yield portion, worker.run(portion)
             return
         del portion, result  # because: a variable would keep the document in memory while the next one is read
 
 
-def _count_documents(worker: PortionWorker[Result], portion: Portion) -> int:
-    return worker.run(portion).num_documents
-
-
-def _cut_after(portion: Portion, num_documents: int, count: Callable[[Portion], int]) -> Portion:
-    """Return the smallest part of a portion, from its start, in which `count` finds `num_documents` documents. The
+def _cut_after(portion: Portion, num_documents: int, worker: PortionWorker[Result]) -> Portion:
+    """Return the smallest part of a portion, from its start, in which the worker finds `num_documents` documents. The
     whole portion must have at least as many.
     """
     parts = [_prefix(portion, number, part) for number, chunk in enumerate(portion.chunks) for part in _parts(chunk)]
     num_parts = num_documents
     # because: each part has at most one document more than the one before it, so that no step goes too far
-    while missing := num_documents - count(parts[num_parts - 1]()):
+    while missing := num_documents - worker.run(parts[num_parts - 1]()).num_documents:
         num_parts += missing
     return parts[num_parts - 1]()
 

@@ -280,17 +280,16 @@ def preprocess(
     inputs: Inputs,
     tokenizer: Tokenizer,
     output: Path,
-    options: Options | None = None,
+    options: Options = Options(),
     *,
-    report: Callable[[Progress], None] | None = None,
-    notify: Callable[[str], None] | None = None,
+    report: Callable[[Progress], None] = lambda progress: None,
+    notify: Callable[[str], None] = lambda notice: None,
 ) -> Summary:
     """Tokenize the inputs into the dataset with the prefix `output`, or with several keys or shards into several
     datasets, and return a summary. `report` is called with the progress after each portion of the input, `notify` with
     notices for the user.
     """
     began = time.perf_counter()
-    options = options or Options()
     if options.append_eod is None:
         options = replace(options, append_eod=tokenizer.eod_id is not None)
     elif options.append_eod and tokenizer.eod_id is None:
@@ -303,9 +302,8 @@ def preprocess(
     if options.prepend_bos:
         check_begin_token(tokenizer)
     sources = find_sources(inputs, options.text_split, options.names.split)
-    if notify is not None:
-        for notice in line_end_notices(sources):
-            notify(notice)
+    for notice in line_end_notices(sources):
+        notify(notice)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.is_text]):
         raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)} keys. Give one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
@@ -362,8 +360,8 @@ def _tokenize_portions(
     tokenizer_bytes: bytes,
     options: Options,
     outputs: Outputs,
-    report: Callable[[Progress], None] | None,
-    notify: Callable[[str], None] | None,
+    report: Callable[[Progress], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Tokenize the sources, from the position that `outputs` has reached, and add the results to `outputs` in input
     order. `tokenizer_bytes` is the tokenizer for worker processes; `report` receives the progress and `notify` notices
@@ -376,7 +374,7 @@ def _tokenize_portions(
     bad_lines = BadLines(options.on_error, options.max_bad, totals.bad, totals.line, options.names)
     portions = cut_portions(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
-    if notify is not None and isinstance(encoder, TwinEncoder):
+    if isinstance(encoder, TwinEncoder):
         is_compiled = compiled_helpers.lib is not None
         reason = "its rules have no compiled version" if is_compiled else "nothing was compiled (`lmtrain env`)"
         notify(
@@ -392,10 +390,9 @@ def _tokenize_portions(
         _ = tokenizer.fingerprint  # because: it takes a while, and the workers are already busy
         for portion, result in end_after(options.max_documents, lambda: totals.num_documents, results, build):
             outputs.add(result.batches, _count_portion(portion, result, totals, bad_lines))
-            if report is not None:
-                report(Progress(
-                    totals.num_disk_bytes, total, totals.num_text_bytes, totals.num_tokens, totals.num_documents
-                ))
+            report(Progress(
+                totals.num_disk_bytes, total, totals.num_text_bytes, totals.num_tokens, totals.num_documents
+            ))
             del portion, result  # because: a variable would keep the document in memory while the next one is read
 
 
@@ -435,12 +432,8 @@ def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options)
     return result
 
 
-def _report_earlier_run(
-    outputs: Outputs, sources: Sequence[Source], notify: Callable[[str], None] | None
-) -> None:
+def _report_earlier_run(outputs: Outputs, sources: Sequence[Source], notify: Callable[[str], None]) -> None:
     """Notify the user if the work of an interrupted run is used, is used in part because of damage, or is discarded."""
-    if notify is None:
-        return
     if outputs.found_damage:
         notify("part of the work of an interrupted run is damaged and is done again")
     if outputs.resumed:

@@ -19,9 +19,10 @@ from functools import cached_property
 from glob import has_magic, iglob
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
+from data_tools.preprocess.tokenizer_of_text_files import train_tokenizer
 from data_tools.read.compressed_and_parquet_readers import DamagedArchiveError, open_source, read_rows, read_stream
 from data_tools.read.find_input_files import (
     Source,
@@ -37,7 +38,6 @@ from data_tools.read.parse_chunks_and_bad_lines import (
     COMMAND_LINE,
     OptionNames,
     SourceTexts,
-    refuse_blank_texts,
 )
 from lmtrain.data.store.indexed_dataset import SUFFIXES, IndexedDataset, dataset_file, hash_without, working_folder
 from lmtrain.errors import (
@@ -62,7 +62,7 @@ from lmtrain.runtime.files.similar_path import missing_path, paths_within
 from lmtrain.runtime.files.unreadable_files import explain_unreadable
 from lmtrain.runtime.processes.fault_injection import fault_point
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
-from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
+from lmtrain.tokenizer.train import check_vocab_size
 
 SMALLEST_VOCAB, LARGEST_VOCAB = 512, 32_768
 _SAMPLED_BYTES = 4 << 20  # bytes of a compressed file that are decompressed to estimate its size
@@ -339,8 +339,8 @@ class TextFolder:
         def show(done: int) -> None:
             report(f"learning {size:,} pieces" if done == ALL_READ else "read", max(done, 0), total)
 
-        texts = refuse_blank_texts(SourceTexts(sources, request.key, report=show, names=request.names), request.names)
-        tokenizer = train_wordpiece(texts, size, lowercase=False) if request.cuts_sentences else train_bpe(texts, size)
+        kind: Literal["bpe", "wordpiece"] = "wordpiece" if request.cuts_sentences else "bpe"
+        tokenizer = train_tokenizer(sources, request.key, kind, size, None, False, show, request.names)
         tokenizer.save(self.tokenizer)
         return tokenizer
 

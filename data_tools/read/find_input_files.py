@@ -23,6 +23,7 @@ from lmtrain.errors import (
     DataError,
     MissingInputError,
     UsageError,
+    fill_in,
     join_few,
     leave_out,
     own,
@@ -224,6 +225,34 @@ def resolve_text_inputs(
     return resolved
 
 
+def find_texts(
+    inputs: list[str], output: Path | None, format_: str | None, suffixes: list[str] | None, keys: list[str] | None,
+    *, report: Callable[[str], None],
+) -> tuple[Path, Inputs]:  # fmt: skip
+    """Return the prefix of the dataset to write, and what the inputs name, as `resolve_text_inputs` does. Raise
+    UsageError if the prefix or the format of a file is not clear, or if no file has what --key names.
+    """
+    prefix = output if output is not None else _default_prefix(inputs)
+    found = resolve_text_inputs(inputs, format_, suffixes, report)
+    sources = find_sources(found)
+    if keys:
+        refuse_unused_key(sources, keys[0])
+    return prefix, found
+
+
+def _default_prefix(inputs: list[str]) -> Path:
+    """Return the output prefix of the dataset when --output is not given: the path of the only input, a file without
+    its suffixes or a folder. Raise UsageError if there are several inputs, or if the input is standard input or a glob.
+    """
+    path = Path(os.path.normpath(inputs[0]))
+    if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or is_glob(inputs[0]):
+        raise UsageError(
+            f"--output is not given, and {join_few(inputs, max_shown=3)} is not the path of one file or folder by "
+            f"which the dataset could be called. Give {fill_in('--output', 'PREFIX')}."
+        )
+    return path if path.is_dir() else path.with_name(name_without_suffix(path))
+
+
 def _name_kind(path: Path) -> str:
     """Return what a user calls the kind of a file that is left out: its suffix, as in .py, or .py.gz if it is
     compressed, else words.
@@ -253,6 +282,15 @@ def find_sources(inputs: Inputs, split: TextSplit = "file", split_option: str = 
     if split != "file" and not any(source.is_text for source in sources):
         raise UsageError(f"{split_option}={split} cuts text files into documents, and no input is one. {leave_out()}.")
     return [replace(source, kind=_TEXT_KINDS[split]) if source.is_text else source for source in sources]
+
+
+def refuse_unused_key(sources: Sequence[Source], key: str) -> None:
+    """Raise UsageError if none of the input files has keys or columns, of which --key names one."""
+    if all(source.is_text for source in sources):
+        raise UsageError(
+            f"--key={key} has no effect: all inputs are plain text, which has no keys. {leave_out()}; --key names the "
+            "key of the text in .jsonl files, or the column in .parquet files."
+        )
 
 
 def _refuse_repeated(paths: Iterable[Path]) -> None:

@@ -264,7 +264,10 @@ class TextList:
         # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
         long = [
             item for item, row in self.rows.items()
-            if any(text and 4 * len(text) > most and _num_utf8_bytes(text) > most for text in row)
+            if any(
+                text and 4 * len(text) > most and len(text.encode() if isinstance(text, str) else text) > most
+                for text in row
+            )
         ]  # fmt: skip
         bad_lines = self.locate_rejects([Reject(item, 0, limits.too_long_cause) for item in long])
         self.drop(long)
@@ -335,10 +338,6 @@ def _read_texts(chunk: Chunk, limits: SizeLimits) -> TextList:
     text = bytes(chunk.content or b"")
     start = len(BOM) if chunk.start == 0 and text.startswith(BOM) else 0
     return TextList.cut(text[start:], chunk.start + start, DOCUMENT_ENDS[chunk.kind])
-
-
-def _num_utf8_bytes(text: str | bytes) -> int:
-    return len(text.encode() if isinstance(text, str) else text)
 
 
 def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) -> ChunkBadLines:

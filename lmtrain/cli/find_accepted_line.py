@@ -340,8 +340,7 @@ def _check_job(params: Mapping[str, Any]) -> None:
 
 
 def _check_evaluation(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.eval.evaluate_command import refuse_loose_files
-    from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
+    from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit, refuse_loose_files
     from lmtrain.start.find_model_at_path import find_model
 
     if params["checkpoint"] and not (params["compare"] or params["list_tasks"]):
@@ -353,9 +352,10 @@ def _check_evaluation(params: Mapping[str, Any]) -> None:
 
 
 def _check_texts(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.data.preprocess_command import find_texts
+    from data_tools.read.find_input_files import find_texts
 
-    find_texts(*(params[name] for name in ("inputs", "output", "format_", "suffix", "key")))
+    names = ("inputs", "output", "format_", "suffix", "key")
+    find_texts(*(params[name] for name in names), report=lambda _: None)
     if params["prepend_bos"]:
         from data_tools.preprocess.preprocess_pipeline import check_begin_token
         from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
@@ -371,9 +371,10 @@ def _check_inputs(params: Mapping[str, Any]) -> None:
 
 
 def _check_shown_tokenizer(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.data.tokenizer_command import check_texts
+    from data_tools.preprocess.tokenizer_of_text_files import find_texts_to_count
 
-    check_texts(*(params[name] for name in ("text", "data", "format_", "split")))
+    words = params["text"] or [], params["data"] or []
+    find_texts_to_count(*words, params["format_"], params["split"], report=lambda _: None)
 
 
 def _check_split(params: Mapping[str, Any]) -> None:
@@ -393,14 +394,14 @@ def _check_clean(params: Mapping[str, Any]) -> None:
 
 def _check_training(params: Mapping[str, Any]) -> None:
     _check_inputs(params)
-    from lmtrain.cli.data.tokenizer_command import check_training
+    from lmtrain.tokenizer.train import check_training
 
     check_training(*(params[name] for name in ("kind", "pattern", "lowercase", "vocab_size")))
 
 
 def _check_prompt(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.generate_command import build_samplings
-    from lmtrain.cli.prompts import check_prompt_options
+    from lmtrain.eval.read_prompts import check_prompt_options
+    from lmtrain.eval.sampling_and_precision_settings import build_samplings
 
     names = ("temperature", "top_k", "top_p", "seed", "num_samples")
     if not params["unknown"]:
@@ -450,7 +451,7 @@ def _check_shares(params: Mapping[str, Any]) -> None:
 
 
 def _check_shown(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.data.data_command import check_shown
+    from lmtrain.start.choose_documents_and_samples import check_shown
 
     names = ("prefix", "overrides", "sample", "document", "random", "seed", "run", "config_dir", "stage")
     check_shown(**{name: params[name] for name in names})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.prompts import check_prompt_options, note_on_lines, read_prompt, read_prompts
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_notice, print_text
 from lmtrain.cli.shared_options import (
     Device,
@@ -21,8 +19,9 @@ from lmtrain.cli.shared_options import (
     parse_output_file,
     refuse_unused_overwrite,
 )
-from lmtrain.eval.sampling_and_precision_settings import DEFAULT_NEW_TOKENS, Sampling
-from lmtrain.runtime.files.atomic_files import atomic_file, check_output_folder
+from lmtrain.eval.read_prompts import check_prompt_options, read_given_prompts
+from lmtrain.eval.sampling_and_precision_settings import DEFAULT_NEW_TOKENS, Sampling, build_samplings
+from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.runtime.files.existing_output import Kind, check_output, has_rows_with
 from lmtrain.runtime.processes.process_environment import set_library_defaults
 from lmtrain.units import plural
@@ -93,40 +92,22 @@ def generate(
         check_output(output, _CONTINUATIONS, overwrite=overwrite)
     source = find_model(checkpoint, weights)  # before torch is imported, so that a wrong path or model is told at once
     check_causal(source)
-    texts = _read_texts(prompt, prompt_file, prompts)
+    texts = read_given_prompts(prompt, prompt_file, prompts, print_notice)
     set_library_defaults()
 
     from lmtrain.eval.load_model import load_source
+    from lmtrain.eval.sample_text_from_prompt import generate_rows, write_rows
     from lmtrain.runtime.machine.choose_device import pick_device
 
     loaded = load_source(source, pick_device(device), precision)
     if not as_json and output is None:
         return _print_stream(loaded, texts, max_new_tokens, samplings)
-    rows = _generate_rows(loaded, texts, max_new_tokens, samplings)
-    rows = rows if output is None else _write_rows(output, rows)
+    rows = generate_rows(loaded.subject, texts, max_new_tokens, samplings)
+    rows = rows if output is None else write_rows(output, rows)
     if as_json:
         return _print_rows(loaded.facts, list(rows), num_samples)
     num_tokens = sum(row["num_tokens"] for row in rows)
     return echo(f"{plural(len(texts) * num_samples, 'continuation')}, {plural(num_tokens, 'token')} -> {output}")
-
-
-def build_samplings(
-    temperature: float, top_k: int | None, top_p: float | None, seed: int, num_samples: int
-) -> list[Sampling]:
-    """Return the settings of each sample, whose seeds count up. Raise UsageError if a value is not allowed."""
-    return [
-        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
-    ]
-
-
-def _read_texts(prompt: str | None, prompt_file: Path | None, prompts: Path | None) -> list[str]:
-    """Return the prompts that the options name, or standard input. Print a note if a file's lines are one prompt."""
-    if prompts is not None:
-        return read_prompts(prompts)
-    text = read_prompt(prompt_file) if prompt is None else prompt
-    if note := note_on_lines(prompt_file, text):
-        print_notice(note)
-    return [text]
 
 
 def _print_stream(
@@ -136,7 +117,7 @@ def _print_stream(
     from lmtrain.eval.sample_text_from_prompt import generate_stream
 
     subject = loaded.subject
-    for number, prompt, sampling in _each(prompts, samplings):
+    for number, (prompt, sampling) in enumerate(product(prompts, samplings)):
         if len(prompts) * len(samplings) > 1:
             echo(f"{chr(10) * (number > 0)}--- {_title(number, prompts, samplings)}")
         print_text(prompt)
@@ -145,12 +126,6 @@ def _print_stream(
         ):
             print_text(piece)
         echo()
-
-
-def _each(prompts: Sequence[str], samplings: Sequence[Sampling]) -> Iterator[tuple[int, str, Sampling]]:
-    """Yield (number from 0, prompt, sampling) for each continuation: all of a prompt, then those of the next."""
-    pairs = ((prompt, sampling) for prompt in prompts for sampling in samplings)
-    yield from ((number, *pair) for number, pair in enumerate(pairs))
 
 
 def _title(number: int, prompts: Sequence[str], samplings: Sequence[Sampling]) -> str:
@@ -162,18 +137,6 @@ def _title(number: int, prompts: Sequence[str], samplings: Sequence[Sampling]) -
     return ", ".join(parts)
 
 
-def _generate_rows(
-    loaded: LoadedModel, prompts: Sequence[str], max_new_tokens: int, samplings: Sequence[Sampling]
-) -> Iterator[dict[str, Any]]:
-    """Yield the prompt, the text that continues it and facts about it for each continuation."""
-    from lmtrain.eval.sample_text_from_prompt import generate as generate_text
-
-    subject = loaded.subject
-    for _, prompt, sampling in _each(prompts, samplings):
-        text = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
-        yield {"prompt": prompt} | asdict(sampling) | asdict(text)
-
-
 def _print_rows(facts: Mapping[str, Any], rows: Sequence[dict[str, Any]], num_samples: int) -> None:
     """Print the continuations as JSON, the `num_samples` of each prompt together. `facts` are those about the model."""
     samples = [{key: value for key, value in row.items() if key != "prompt"} for row in rows]
@@ -183,11 +146,3 @@ def _print_rows(facts: Mapping[str, Any], rows: Sequence[dict[str, Any]], num_sa
     ]
     content = by_prompt[0] if len(by_prompt) == 1 else {"prompts": by_prompt}
     print_json({"model": facts} | content, ensure_ascii=False)
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Write the continuations to a file, one in each line of JSON, and yield them. The file is there once all are."""
-    with atomic_file(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            yield row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,13 +11,13 @@ import typer
 from lmtrain.cli.screen.print_messages_and_json import print_notice
 from lmtrain.cli.settings_keys.shell_completion import complete_override
 from lmtrain.config.settings_file import expand_settings_file
-from lmtrain.errors import OutputError, UsageError, leave_out, own, way
+from lmtrain.errors import OutputError, UsageError, leave_out, own
 from lmtrain.eval.sampling_and_precision_settings import PrecisionName
 from lmtrain.runtime.files.existing_output import Kind, check_output
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from data_tools.read.find_input_files import Inputs, Source
+    from data_tools.read.find_input_files import Inputs
 
 
 def _import_plugins(names: list[str] | None) -> list[str] | None:
@@ -192,17 +191,6 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
         raise UsageError(f"{' and '.join(names)} {verb} no effect with {subject}. {way_out}.")
 
 
-def refuse_file_as_text(option: str, text: str, way_out: str) -> None:
-    """Raise UsageError if `text`, the value of an option or argument that takes a text, is the name of an existing
-    file. `option` is its name for the message, `way_out` the option to type instead to use the file.
-    """
-    if os.path.isfile(text):  # because: unlike Path.is_file it also takes a text that cannot be a path
-        raise UsageError(
-            f"{option} takes a text, but {text} is the name of a file, of which only the name would be used. Type "
-            f"{way(way_out, text, instead_of=(option, text))} to use the text in the file."
-        )
-
-
 def check_output_folder(option: str, output: Path) -> None:
     """Raise OutputError if the folder in which the file `output` is to be written does not exist. `option` is the
     option that named the file, for the message.
@@ -236,12 +224,3 @@ def resolve_text_inputs(inputs: list[str], format_: str | None, suffixes: Sequen
     from data_tools.read.find_input_files import resolve_text_inputs
 
     return resolve_text_inputs(inputs, format_, suffixes, print_notice)
-
-
-def refuse_unused_key(sources: Sequence[Source], key: str) -> None:
-    """Raise UsageError if none of the input files has keys or columns, of which --key names one."""
-    if all(source.is_text for source in sources):
-        raise UsageError(
-            f"--key={key} has no effect: all inputs are plain text, which has no keys. {leave_out()}; --key names the "
-            "key of the text in .jsonl files, or the column in .parquet files."
-        )

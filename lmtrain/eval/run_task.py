@@ -249,16 +249,15 @@ def _progress_callback(requests: Iterable[Request], progress: Progress | None) -
 
 
 def gather_answers(
-    requests: Iterable[Request], scored: Iterable[TargetScores], positions: PositionLosses | None = None
+    requests: Iterable[Request], scored: Iterable[TargetScores], positions: PositionLosses
 ) -> Answers:
     """Return arrays with a value per request: its item, the sum of its losses, the number of its targets, and how many
-    of those were the most likely token. `scored` has the scores in the order of `requests`. If `positions` is given,
-    losses are also added to it.
+    of those were the most likely token. `scored` has the scores in the order of `requests`. The losses are also added
+    to `positions`.
     """
     rows = []
     for request, scores in zip(requests, scored, strict=True):
         rows.append((request.item, scores.nll.sum(), len(scores.nll), scores.greedy.sum()))
-        if positions is not None:
-            positions.add(request, scores.nll)
+        positions.add(request, scores.nll)
     item, nll, targets, greedy = map(np.array, zip(*rows, strict=True)) if rows else np.zeros((4, 0))
     return Answers(item.astype(np.int64), nll, targets.astype(np.int64), greedy.astype(np.int64))

@@ -7,8 +7,12 @@ seed gives the same text on every device, because tokens are drawn on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +20,8 @@ from torch import Tensor
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, UsageError, way
 from lmtrain.eval.sampling_and_precision_settings import Sampling
-from lmtrain.eval.score_targets import Scorable
+from lmtrain.eval.score_targets import Scorable, Subject
+from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 
@@ -52,6 +57,25 @@ def generate_stream(
     context = prompt_tokens(tokenizer, prompt)
     tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.end_ids)
     return stream_text(tokenizer, (token for token in tokens if token not in tokenizer.end_ids))
+
+
+def generate_rows(
+    subject: Subject, prompts: Sequence[str], max_new_tokens: int, samplings: Sequence[Sampling]
+) -> Iterator[dict[str, Any]]:
+    """Yield a dict of JSON values for each prompt and sampling, all of a prompt before the next: the prompt, the
+    sampling, the text that continues the prompt, and facts about it.
+    """
+    for prompt, sampling in product(prompts, samplings):
+        text = generate(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
+        yield {"prompt": prompt} | asdict(sampling) | asdict(text)
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Write each row as a line of JSON to a file, and yield it. The file is there once all are."""
+    with atomic_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            yield row
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:

@@ -39,3 +39,12 @@ class Sampling:
                 f"seed={self.seed} is not a whole number from 0 to {MAX_SEED}. Choose a seed in this range; further "
                 "samples count up from it."
             )
+
+
+def build_samplings(
+    temperature: float, top_k: int | None, top_p: float | None, seed: int, num_samples: int
+) -> list[Sampling]:
+    """Return the settings of each sample, whose seeds count up. Raise UsageError if a value is not allowed."""
+    return [
+        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
+    ]

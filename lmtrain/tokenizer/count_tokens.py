@@ -1,6 +1,6 @@
 """Count the documents, characters, bytes and tokens of texts, to judge how well a tokenizer fits them.
 
-Called by `lmtrain tokenizer show --data`. Torch-free.
+Called by `lmtrain tokenizer show`. Torch-free.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ class TextCounts:
             "documents": self.num_documents, "characters": self.num_characters, "bytes": self.num_bytes,
             "tokens": self.num_tokens, "bytes_per_token": self.num_bytes / self.num_tokens if self.num_tokens else None,
         }  # fmt: skip
+
+
+def describe_text(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    """Return the ids and pieces of a text with its bytes per token as JSON values."""
+    ids, num_bytes = tokenizer.encode(text), len(text.encode(errors="replace"))
+    pieces = [tokenizer.piece(number) for number in ids]
+    return {"tokens": len(ids), "bytes_per_token": num_bytes / max(len(ids), 1), "ids": ids, "pieces": pieces}
 
 
 def count_tokens(tokenizer: Tokenizer, named_texts: Iterable[tuple[str, str]]) -> dict[str, TextCounts]:

@@ -12,7 +12,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import models, trainers
 
-from lmtrain.errors import DataError, UsageError, own
+from lmtrain.errors import DataError, UsageError, leave_out, own, way
 from lmtrain.tokenizer import vocabulary_files
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
 
@@ -33,12 +33,29 @@ def check_vocab_size(vocab_size: int, kind: Literal["bpe", "wordpiece"], option:
         raise UsageError(f"{option}={vocab_size} is too large for a tokenizer. Use {own(_MOST_PIECES)} or less.")
 
 
+def check_training(
+    kind: Literal["bpe", "wordpiece"], pattern: str | None, lowercase: bool, vocab_size: int | None
+) -> None:
+    """Raise UsageError if options of `lmtrain tokenizer train` contradict each other, or if the size of the vocabulary
+    is not possible; None is a size that is not known yet.
+    """
+    if lowercase and kind == "bpe":
+        raise UsageError(
+            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
+            f"Use {way('--kind', 'wordpiece')}, or {leave_out('--lowercase', shown='leave it out')}."
+        )
+    if pattern is not None and kind != "bpe":
+        way_out = f"{leave_out('--pattern')}."
+        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
+    if vocab_size is not None:
+        check_vocab_size(vocab_size, kind)
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.Pattern = "gpt2") -> Tokenizer:
     """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
     `pattern` decides how text is split into words: as by GPT-2, by GPT-4 and LLaMA 3 ("cl100k"), or by Qwen, which also
-    joins letters and their accents (NFC). Raise UsageError if `vocab_size` is below 257.
+    joins letters and their accents (NFC). `vocab_size` must be one that `check_vocab_size` allows.
     """
-    check_vocab_size(vocab_size, "bpe")
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = vocabulary_files.build_bpe_pre_tokenizer(pattern)
     if pattern == "qwen2":
@@ -59,11 +76,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.P
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> Tokenizer:
     """Train a WordPiece tokenizer like BERT's on the texts. With `lowercase`, it lower-cases all text and removes
-    accents. The texts are read twice, so an iterator is first collected in memory.
+    accents. The texts are read twice, so an iterator is first collected in memory. `vocab_size` must be one that
+    `check_vocab_size` allows.
     """
     if isinstance(texts, Iterator):
         texts = list(texts)
-    check_vocab_size(vocab_size, "wordpiece")
     num_learned = vocab_size - len(vocabulary_files.SPECIAL)
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     vocabulary_files.apply_wordpiece_splitting(inner, lowercase)

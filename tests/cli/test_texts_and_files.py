@@ -1,15 +1,12 @@
-"""Options that take a text refuse the name of a file; the options that read the text from files."""
+"""Options that take a text refuse the name of a file; many prompts and many files are each as one alone."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.prompts import note_on_lines, read_prompt, read_prompts
-from lmtrain.errors import DataError
 from tests.cli.harness import Toy, lmtrain
 
 
@@ -39,20 +36,6 @@ def test_a_wrong_seed_is_refused_before_the_model_is_looked_for() -> None:
     assert "seed=4294967296 is not a whole number from 0 to 4294967295" in said
 
 
-@pytest.mark.parametrize("file", [None, Path("-"), "note"])
-def test_a_prompt_is_the_text_without_its_last_line_break(
-    note: Path, file: Path | str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(note.read_bytes())))
-    assert read_prompt(note if file == "note" else file) == "The old house\n\nby the river \n"  # type: ignore[arg-type]
-
-
-def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "picture").write_bytes(b"a\xff")
-    with pytest.raises(DataError, match="picture cannot be a prompt: it is not text in UTF-8 from byte 1 on"):
-        read_prompt(tmp_path / "picture")
-
-
 def test_tokens_of_files_are_counted_by_file_and_together(toy: Toy, note: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"body": "one"}\n{"body": "two two"}\n')
@@ -67,30 +50,6 @@ def test_tokens_of_files_are_counted_by_file_and_together(toy: Toy, note: Path, 
     assert total[1:4] == ["3", "40", "40"]
     said = lmtrain("tokenizer", "show", toy.tokenizer, "note", "--split", "line", code=2)
     assert "--split has no effect with a tokenizer without --data" in said
-
-
-def test_a_prompt_on_each_line(tmp_path: Path) -> None:
-    text, rows = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
-    text.write_text("The old house\r\n\n  by\u2028the river \n")
-    assert read_prompts(text) == ["The old house", "  by\u2028the river "]
-    rows.write_text('{"text": "a\\nb", "id": 1}\n{"prompt": "c", "text": "d"}\n')
-    assert read_prompts(rows) == ["a\nb", "c"]
-    rows.write_text('{"text": "a"}\n\n{"body": "b"}\n')
-    with pytest.raises(DataError, match=r"prompts.jsonl:3 is not an object of JSON with a text under prompt or text"):
-        read_prompts(rows)
-    text.write_text("\n \n")
-    with pytest.raises(DataError, match=r"prompts.txt holds no prompt"):
-        read_prompts(text)
-
-
-def test_lines_that_are_one_prompt_are_noted(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    assert note_on_lines(file, "one line\n\n") is None
-    assert note_on_lines(None, "a\nb") is None
-    note = note_on_lines(file, "a\n\nb\n")
-    assert note == (
-        f"the 2 lines of {file} are continued as one prompt; --prompts {file} takes each line as a prompt of its own"
-    )
 
 
 @pytest.mark.wide

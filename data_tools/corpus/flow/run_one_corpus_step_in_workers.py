@@ -16,7 +16,7 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +46,7 @@ from data_tools.read.parse_chunks_and_bad_lines import (
 from data_tools.read.process_portions_in_workers import build_budget, process_portions
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, leave_out
 from lmtrain.runtime.files.atomic_files import atomic_file, read_errors, read_json, write_json
-from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, has_rows_with
+from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, has_rows_with, made_from
 from lmtrain.tokenizer.text_from_json_lines import Document, Reject
 
 Documents = Iterator[tuple[int, Document]]  # (position, document) pairs
@@ -54,6 +54,8 @@ OFFSET_BITS = 44  # offset bits of a position: a million files of up to 16 TiB e
 SPLITS = ("train", "valid", "test")
 SPLIT_REPORT = "split.report.json"  # in the folder of the step `split`
 _REPORT = Kind("the report of a corpus step", begins_with(b'{\n "step":'))
+# parameters of a command on which its output does not depend
+_WITHOUT_EFFECT = ("workers", "memory", "output", "overwrite")
 ReportDocuments = Callable[[str, int], None]  # receives the step's name and the number of documents done
 
 
@@ -151,6 +153,11 @@ def run_step(
             require_documents(step.name, tally)
         part.output_path(report_file).unlink(missing_ok=True)  # because: it must not describe another output
     return Report(step.name, tally, options.made_from).write(part.output_path(report_file))
+
+
+def write_documents(step: Step, inputs: Inputs, output: Path, options: StepOptions) -> Report:
+    """Run a corpus step that writes one file, `output`, with its report beside it."""
+    return run_step(step, inputs, {"documents": output}, options, report_path(output))
 
 
 def require_documents(step: str, tally: Tally) -> None:
@@ -356,6 +363,23 @@ def check_outputs(
     found = [check_output(path, kind, overwrite=overwrite, is_same=is_same) for path in outputs]
     check_output(report_file, _REPORT, overwrite=overwrite, is_default=True, is_same=is_same)
     return Found.SAME not in found
+
+
+def check_outputs_of_command(
+    name: str, params: Mapping[str, Any], inputs: Inputs, outputs: Sequence[Path], report: Path,
+    more_inputs: Sequence[Path],
+) -> tuple[bool, str | None]:  # fmt: skip
+    """Return whether a command of `lmtrain corpus` with these parameters has to write its outputs and its report, as
+    `check_outputs` does, and what the report is to record of inputs and options, None if standard input is read.
+    `more_inputs` are other files on which the result depends.
+    """
+    sources, part = find_sources(inputs), TaskPart.parse(params.get("part", "0/1"))
+    refuse_overwriting(sources, outputs)
+    options = {option: value for option, value in params.items() if option not in _WITHOUT_EFFECT}
+    files = [source.path for source in sources]
+    made = None if STDIN in files else made_from([name, options], [*files, *more_inputs])
+    paths = [part.output_path(path) for path in outputs]
+    return check_outputs(paths, part.output_path(report), params["key"], made, overwrite=params["overwrite"]), made
 
 
 def _recorded(report_file: Path) -> str | None:

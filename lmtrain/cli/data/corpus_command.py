@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,7 +31,7 @@ from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from data_tools.corpus.clean import CleanStep
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, StepOptions
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import Report, Step, StepOptions
     from data_tools.corpus.split_sample_shuffle import SplitStep
     from data_tools.read.find_input_files import Inputs
 
@@ -131,8 +131,7 @@ def clean(
     format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
-    step = build_clean_step(context, rule, script, min_script_share)
-    _run(context, step, resolve_text_inputs(inputs, format_, suffix))
+    _run_step(context, build_clean_step(context, rule, script, min_script_share))
 
 
 @app.command()
@@ -159,16 +158,12 @@ def dedupe(
 ) -> None:  # fmt: skip
     """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
     from data_tools.corpus.build_from_yaml import DedupeSettings, dedupe_documents
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
     from lmtrain.config.build_typed_settings import build_settings
 
     if exact_only:
         refuse_unused_options(context, {"threshold", "keep"}, "--exact-only")
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
-    found = resolve_text_inputs(inputs, format_, suffix)
-    made = _require_place(context, found, [output], report_path(output))
-    with _options_with_progress(workers, "0/1", key, on_error, made) as work:
-        _print(dedupe_documents(found, output, settings, work))
+    _run(context, lambda sources, work: dedupe_documents(sources, output, settings, work))
 
 
 @app.command()
@@ -229,13 +224,9 @@ def drop(
     format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Write the documents that are not marked as copies: the last step of deduplication in several tasks."""
-    from data_tools.corpus import build_from_yaml
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
+    from data_tools.corpus.build_from_yaml import drop_copies, marks_of_copies
 
-    found = resolve_text_inputs(inputs, format_, suffix)
-    made = _require_place(context, found, [output], report_path(output), build_from_yaml.marks_of_copies(work))
-    with _options_with_progress(workers, part, key, on_error, made) as working:
-        _print(build_from_yaml.drop_copies(found, work, output, working))
+    _run(context, lambda sources, options: drop_copies(sources, work, output, options), marks_of_copies(work))
 
 
 @app.command()
@@ -251,8 +242,7 @@ def decontaminate(
     """Remove passages that share 13 consecutive words with an evaluation text."""
     from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 
-    step = DecontaminateStep(read_passages(against), action)
-    _run(context, step, resolve_text_inputs(inputs, format_, suffix), against)
+    _run_step(context, DecontaminateStep(read_passages(against), action), against)
 
 
 @app.command()
@@ -270,11 +260,8 @@ def split(
     from data_tools.corpus.split_sample_shuffle import split_outputs
 
     step = build_split(ratios, seed, by)
-    sources = resolve_text_inputs(inputs, format_, suffix)
     outputs, report = split_outputs(output), output / SPLIT_REPORT
-    made = _require_place(context, sources, [*outputs.values()], report)
-    with _options_with_progress(workers, part, key, on_error, made) as work:
-        _print(run_step(step, sources, outputs, work, report))
+    _run(context, lambda sources, work: run_step(step, sources, outputs, work, report), (), [*outputs.values()], report)
 
 
 @app.command()
@@ -288,11 +275,11 @@ def shuffle(
     from data_tools.corpus import split_sample_shuffle
     from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path
 
-    memory_bytes = max(parse_size("--memory", memory), 1 << 20)
-    found = resolve_text_inputs(inputs, format_, suffix)
-    made = _require_place(context, found, [output], report_path(output))
-    with _options_with_progress(1, part, key, on_error, made) as work:
-        _print(split_sample_shuffle.shuffle(found, output, work, report_path(output), seed, memory_bytes))
+    num_bytes, report = max(parse_size("--memory", memory), 1 << 20), report_path(output)
+    _run(
+        context,
+        lambda sources, work: split_sample_shuffle.shuffle(sources, output, work, report, seed, num_bytes),
+    )
 
 
 @app.command()
@@ -306,16 +293,10 @@ def sample(
     format_: InputFormat = None, suffix: Suffixes = None, overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Draw a random sample of the documents, which keep their order."""
-    from data_tools.corpus.split_sample_shuffle import SampleStep, check_sample_size, sample_limit
+    from data_tools.corpus.split_sample_shuffle import check_sample_size, sample_documents
 
-    work = _step_options(workers, part, key, on_error, None, None)
     check_sample_size(fraction, count)
-    found = resolve_text_inputs(inputs, format_, suffix)
-
-    def build_step() -> SampleStep:
-        return SampleStep(sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed), seed)
-
-    _run(context, build_step, found)
+    _run(context, lambda sources, work: sample_documents(sources, output, work, fraction, count, seed))
 
 
 @app.command()
@@ -372,56 +353,33 @@ def build_clean_step(
 # ---- shared by the verbs ---------------------------------------------------------------------------------------------
 
 
-def _run(context: typer.Context, step: Any, inputs: Inputs, more_inputs: Sequence[Path] = ()) -> None:
-    """Run a corpus step, or the one that the function `step` returns, on the inputs, with the output and the options
-    that were typed. `more_inputs` are other files on which the result depends.
+def _run_step(context: typer.Context, step: Step, more_inputs: Sequence[Path] = ()) -> None:
+    """Run a corpus step that writes one file, as `_run` does."""
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import write_documents
+
+    _run(context, lambda inputs, work: write_documents(step, inputs, context.params["output"], work), more_inputs)
+
+
+def _run(
+    context: typer.Context, run: Callable[[Inputs, StepOptions], Report], more_inputs: Sequence[Path] = (),
+    outputs: Sequence[Path] | None = None, report: Path | None = None,
+) -> None:  # fmt: skip
+    """Call `run` with the inputs and the options that were typed, and print its report. Exit if the outputs were made
+    of the same already, and raise OutputError if they must not be replaced. `outputs` and `report` are the files that
+    it writes, by default --output and the report beside it; `more_inputs` are other files on which the result depends.
     """
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import report_path, run_step
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import check_outputs_of_command, report_path
 
-    names = ("output", "workers", "part", "key", "on_error")
-    output, workers, part, key, on_error = (context.params[name] for name in names)
-    made = _require_place(context, inputs, [output], report_path(output), more_inputs)
-    with _options_with_progress(workers, part, key, on_error, made) as work:
-        built = step() if callable(step) else step
-        _print(run_step(built, inputs, {"documents": output}, work, report_path(output)))
-
-
-def _require_place(
-    context: typer.Context, inputs: Inputs, outputs: Sequence[Path], report: Path, more_inputs: Sequence[Path] = ()
-) -> str | None:
-    """Return what the report is to record of inputs and options, None if standard input is read. Exit if the outputs
-    were made of the same, and raise OutputError if they must not be replaced. `more_inputs` are other files on which
-    the result depends.
-    """
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import check_outputs, refuse_overwriting
-    from data_tools.read.cut_files_into_chunks import TaskPart
-    from data_tools.read.find_input_files import STDIN, find_sources
-    from lmtrain.runtime.files.existing_output import made_from
-
-    sources, params = find_sources(inputs), dict(context.params)
-    part, overwrite = TaskPart.parse(params.get("part", "0/1")), params.pop("overwrite")
-    refuse_overwriting(sources, outputs)
-    without_effect = ("workers", "memory", "output")
-    options = {name: value for name, value in params.items() if name not in without_effect}
-    files = [source.path for source in sources]
-    made = None if STDIN in files else made_from([context.command.name, options], map(Path, [*files, *more_inputs]))
-    paths = [part.output_path(path) for path in outputs]
-    if not check_outputs(paths, part.output_path(report), params["key"], made, overwrite=overwrite):
-        say_already_there(context.params["output"])
+    name, params = str(context.command.name), context.params
+    inputs, output = resolve_text_inputs(params["inputs"], params["format_"], params["suffix"]), params["output"]
+    places = outputs or [output], report or report_path(output)
+    is_to_write, made = check_outputs_of_command(name, params, inputs, *places, more_inputs)
+    if not is_to_write:
+        say_already_there(output)
         raise typer.Exit
-    return made
-
-
-def _step_options(
-    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None,
-    made: str | None,
-) -> StepOptions:  # fmt: skip
-    from data_tools.corpus.flow.run_one_corpus_step_in_workers import ReadOptions, StepOptions
-    from data_tools.read.cut_files_into_chunks import TaskPart
-    from data_tools.read.parse_chunks_and_bad_lines import OnError
-
-    cores = num_usable_cpus() if workers is None else workers
-    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report, made)
+    workers, part = params.get("workers", 1), params.get("part", "0/1")
+    with _options_with_progress(workers, part, params["key"], params["on_error"], made) as work:
+        _print(run(inputs, work))
 
 
 @contextmanager
@@ -429,10 +387,15 @@ def _options_with_progress(
     workers: int | None, part: str, key: str, on_error: str, made: str | None = None
 ) -> Iterator[StepOptions]:
     """Context manager: yield the options of a corpus step, and show the number of processed documents meanwhile. The
-    arguments are the values of --workers, --part, --key and --on-error, and what `_require_place` returned.
+    arguments are the values of --workers, --part, --key and --on-error, and what the report is to record of inputs.
     """
+    from data_tools.corpus.flow.run_one_corpus_step_in_workers import ReadOptions, StepOptions
+    from data_tools.read.cut_files_into_chunks import TaskPart
+    from data_tools.read.parse_chunks_and_bad_lines import OnError
+
+    cores = num_usable_cpus() if workers is None else workers
     with _show_documents_done() as report:
-        yield _step_options(workers, part, key, on_error, report, made)
+        yield StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report, made)
 
 
 def _print(result: Report) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,19 +20,16 @@ from lmtrain.cli.shared_options import (
     TextInputs,
     parse_output_prefix,
     parse_size,
-    refuse_unused_key,
     refuse_unused_options,
-    resolve_text_inputs,
 )
 from lmtrain.data.store.cut_one_text import finer_split
-from lmtrain.errors import UsageError, fill_in, join_few, shell_quoted
+from lmtrain.errors import shell_quoted
 from lmtrain.runtime.processes.fault_injection import arm_from_env
 from lmtrain.runtime.processes.process_environment import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
 
 if TYPE_CHECKING:
     from data_tools.preprocess.preprocess_pipeline import Progress, Summary
-    from data_tools.read.find_input_files import Inputs
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _ends = partial(typer.Option, rich_help_panel="Where texts end")
@@ -114,6 +110,7 @@ def preprocess(
     from data_tools.preprocess import preprocess_pipeline
     from data_tools.preprocess.length_and_script_filters import Filters, parse_script
     from data_tools.read.cut_files_into_chunks import SizeLimits
+    from data_tools.read.find_input_files import find_texts
     from data_tools.read.parse_chunks_and_bad_lines import OnError
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, tokenizer_files
 
@@ -140,7 +137,7 @@ def preprocess(
         overwrite=overwrite,
         text_split=split,
     )
-    prefix, found = find_texts(inputs, output, format_, suffix, key)
+    prefix, found = find_texts(inputs, output, format_, suffix, key, report=print_notice)
     with _show_progress(inputs) as report:
         summary = preprocess_pipeline.preprocess(
             found, Tokenizer.load(tokenizer), prefix, options, report=report, notify=print_notice
@@ -149,39 +146,13 @@ def preprocess(
     if as_json:
         return print_json(facts)
     _print(summary, inputs, split, max_documents, tokenizer_files(tokenizer))
-    return _print_way_to_join(prefix, options.keys)
-
-
-def find_texts(
-    inputs: list[str], output: Path | None, format_: str | None, suffixes: list[str] | None, keys: list[str] | None
-) -> tuple[Path, Inputs]:
-    """Return the prefix of the dataset to write, and what the inputs name. Raise UsageError if the prefix or the format
-    of a file is not clear, or if no file has what --key names.
-    """
-    from data_tools.read.find_input_files import find_sources
-
-    prefix = output if output is not None else _default_prefix(inputs)
-    found = resolve_text_inputs(inputs, format_, suffixes)
-    sources = find_sources(found)
-    if keys:
-        refuse_unused_key(sources, keys[0])
-    return prefix, found
-
-
-def _default_prefix(inputs: list[str]) -> Path:
-    """Return the output prefix of the dataset when --output is not given: the path of the only input, a file without
-    its suffixes or a folder. Raise UsageError if there are several inputs, or if the input is standard input or a glob.
-    """
-    from data_tools.read.find_input_files import name_without_suffix
-
-    path = Path(os.path.normpath(inputs[0]))
-    is_glob = bool(set("*?[") & set(inputs[0])) and not path.exists()
-    if len(inputs) > 1 or not path.name.strip(".") or inputs[0] == "-" or is_glob:
-        raise UsageError(
-            f"--output is not given, and {join_few(inputs, max_shown=3)} is not the path of one file or folder by "
-            f"which the dataset could be called. Give {fill_in('--output', 'PREFIX')}."
+    if key and len(key) > 1:
+        made = " ".join(shell_quoted(f"{prefix}_{name}") for name in key)
+        echo(
+            f"{len(key)} datasets, one for each key: `lmtrain data merge {made} --output {shell_quoted(str(prefix))}` "
+            "joins them, and data=blend of a run mixes them"
         )
-    return path if path.is_dir() else path.with_name(name_without_suffix(path))
+    return None
 
 
 @contextmanager
@@ -224,16 +195,6 @@ def _print(
         _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")
-
-
-def _print_way_to_join(prefix: Path, keys: Sequence[str]) -> None:
-    """Say how the datasets of several keys become one, of which a run reads as much as of each."""
-    if len(keys) > 1:
-        made = " ".join(shell_quoted(f"{prefix}_{key}") for key in keys)
-        echo(
-            f"{len(keys)} datasets, one for each key: `lmtrain data merge {made} --output {shell_quoted(str(prefix))}` "
-            "joins them, and data=blend of a run mixes them"
-        )
 
 
 def _print_left_out(summary: Summary, split: str) -> None:

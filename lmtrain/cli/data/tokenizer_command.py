@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.cli.screen.print_messages_and_json import echo, print_json, progress, say_already_there
+from lmtrain.cli.screen.print_messages_and_json import echo, print_json, print_notice, progress, say_already_there
 from lmtrain.cli.shared_options import (
     InputFormat,
     Json,
@@ -18,21 +17,14 @@ from lmtrain.cli.shared_options import (
     Suffixes,
     TextInputs,
     parse_count_option,
-    refuse_file_as_text,
-    refuse_unused_key,
     refuse_unused_options,
     resolve_text_inputs,
 )
-from lmtrain.errors import OutputError, UsageError, leave_out, shell_quoted, way
+from lmtrain.errors import OutputError
 from lmtrain.runfolder.file_names import CONFIG
 from lmtrain.runtime.files.atomic_files import check_output_folder
 from lmtrain.runtime.files.existing_output import Found, Kind, check_output, holds
-from lmtrain.runtime.files.unreadable_files import is_tokenizer
 from lmtrain.units import plural
-
-if TYPE_CHECKING:
-    from data_tools.read.find_input_files import Inputs, TextSplit
-    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 app = typer.Typer(no_args_is_help=True)
 _TOKENIZER = Kind("a tokenizer", holds('"added_tokens"'))
@@ -63,9 +55,10 @@ def train(
     overwrite: Overwrite = False,
 ) -> None:
     """Train a tokenizer on texts; the same texts give the same tokenizer."""
-    from data_tools.read.find_input_files import find_sources
-    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts, refuse_blank_texts
-    from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+    from data_tools.preprocess.tokenizer_of_text_files import total_bytes, train_tokenizer
+    from data_tools.read.find_input_files import find_sources, refuse_unused_key
+    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ
+    from lmtrain.tokenizer.train import check_training
 
     check_training(kind, pattern, lowercase, vocab_size)
     path = output / "tokenizer.json"
@@ -74,7 +67,7 @@ def train(
     sources = find_sources(resolve_text_inputs(inputs, format_, suffix), split)
     if key != "text":
         refuse_unused_key(sources, key)
-    total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
+    total = total_bytes(sources)
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
 
         def report(done: int) -> None:
@@ -82,15 +75,7 @@ def train(
             if done != ALL_READ:
                 shown(done, total)
 
-        texts: Iterable[str] = SourceTexts(sources, key, report=report)
-        if "-" in inputs:
-            texts = iter(texts)  # because: a pipe is read once; readers keep the texts of an iterator
-        texts = refuse_blank_texts(texts)
-        made = (
-            train_bpe(texts, vocab_size, pattern or "gpt2")
-            if kind == "bpe"
-            else train_wordpiece(texts, vocab_size, lowercase)
-        )
+        made = train_tokenizer(sources, key, kind, vocab_size, pattern, lowercase, report)
     is_same = path.is_file() and path.read_bytes() == made.to_bytes()
     if check_output(path, _TOKENIZER, overwrite=overwrite, is_same=is_same) is Found.SAME:
         return say_already_there(path)
@@ -108,25 +93,6 @@ def _refuse_folder(output: Path) -> None:
         raise OutputError(f"{output} is a run or a checkpoint, whose tokenizer must not change. Choose another folder.")
 
 
-def check_training(
-    kind: Literal["bpe", "wordpiece"], pattern: str | None, lowercase: bool, vocab_size: int | None
-) -> None:
-    """Raise UsageError if options of `train` contradict each other, or if the vocabulary is too small; None is unknown.
-    """
-    from lmtrain.tokenizer.train import check_vocab_size
-
-    if lowercase and kind == "bpe":
-        raise UsageError(
-            "--lowercase works only with --kind wordpiece: byte-level BPE keeps the case of the text. "
-            f"Use {way('--kind', 'wordpiece')}, or {leave_out('--lowercase', shown='leave it out')}."
-        )
-    if pattern is not None and kind != "bpe":
-        way_out = f"{leave_out('--pattern')}."
-        raise UsageError(f"--pattern works only with --kind bpe: WordPiece splits text as BERT does. {way_out}")
-    if vocab_size is not None:
-        check_vocab_size(vocab_size, kind)
-
-
 @app.command()
 def show(
     context: typer.Context,
@@ -142,9 +108,11 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a tokenizer's kind, size and special tokens, and the tokens of a text or their number in files."""
+    from data_tools.preprocess.tokenizer_of_text_files import count_tokens_of_files, find_texts_to_count
+    from lmtrain.tokenizer.count_tokens import describe_text
     from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
-    check_texts(text, data, format_, split)
+    sources = find_texts_to_count(text or [], data or [], format_, split, print_notice)
     if not data:
         refuse_unused_options(context, {"key", "split", "format_"}, "a tokenizer without --data")
     tokenizer = Tokenizer.load(path)
@@ -153,62 +121,11 @@ def show(
         "fingerprint": tokenizer.fingerprint,
     }  # fmt: skip
     if data:
-        facts["data"] = _count_files(tokenizer, resolve_text_inputs([*data, *(text or [])], format_), key, split)
+        with progress("counted", "bytes") as shown:
+            facts["data"] = count_tokens_of_files(tokenizer, sources, key, shown)
     elif text:
-        facts["text"] = _text_facts(tokenizer, text[0])
+        facts["text"] = describe_text(tokenizer, text[0])
     return print_json(facts, ensure_ascii=False) if as_json else _print_tokenizer(facts)
-
-
-def check_texts(text: list[str] | None, data: list[str] | None, format_: str | None, split: TextSplit) -> None:
-    """Raise an LmtrainError unless the parameters of `show`, which have these names, are the names of text files, or
-    without `data` at most one text, which is not the name of a file.
-    """
-    from data_tools.read.find_input_files import find_sources
-
-    words = text or []
-    if data:
-        _refuse_tokenizers([*data, *words])
-        find_sources(resolve_text_inputs([*data, *words], format_), split)
-        return
-    for word in words:
-        refuse_file_as_text("tokenizer show", word, "--data")
-    if len(words) > 1:
-        raise UsageError(f"tokenizer show takes one text, and there are {len(words)}. Put the text in quotes.")
-
-
-def _refuse_tokenizers(words: list[str]) -> None:
-    """Raise UsageError if one of `words`, the files of --data, is another tokenizer."""
-    for word in words:
-        if is_tokenizer(Path(word)):
-            raise UsageError(
-                f"{word} is a tokenizer, which would be counted as a text, and one command shows one tokenizer. "
-                f"{leave_out(word)}, and type `lmtrain tokenizer show {shell_quoted(word)} --data FILE` to compare."
-            )
-
-
-def _text_facts(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """Return the ids and pieces of a text with its bytes per token as JSON values."""
-    ids, num_bytes = tokenizer.encode(text), len(text.encode(errors="replace"))
-    pieces = [tokenizer.piece(number) for number in ids]
-    return {"tokens": len(ids), "bytes_per_token": num_bytes / max(len(ids), 1), "ids": ids, "pieces": pieces}
-
-
-def _count_files(tokenizer: Tokenizer, inputs: Inputs, key: str, split: TextSplit) -> dict[str, Any]:
-    """Return the counts of each input file, and of all together, as JSON values."""
-    from data_tools.read.find_input_files import find_sources
-    from data_tools.read.parse_chunks_and_bad_lines import ALL_READ, SourceTexts
-    from lmtrain.tokenizer.count_tokens import TextCounts, count_tokens
-
-    sources = find_sources(inputs, split)
-    total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
-    with progress("counted", "bytes") as shown:
-        texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else shown(done, total))
-        found = count_tokens(tokenizer, ((str(path), text) for path, text in texts.iterate_with_paths()))
-    counts = {str(source.path): found.get(str(source.path), TextCounts()) for source in sources}
-    return {
-        "files": [{"file": name, **count.to_dict()} for name, count in counts.items()],
-        "total": sum(counts.values(), TextCounts()).to_dict(),
-    }
 
 
 def _print_tokenizer(facts: dict[str, Any]) -> None:

@@ -23,12 +23,17 @@ from lmtrain.cli.shared_options import (
     refuse_unused_options,
     refuse_unused_overwrite,
 )
-from lmtrain.errors import OutputError, UsageError, way
-from lmtrain.runtime.files.atomic_files import check_output_folder, read_json, refuse_special_file
+from lmtrain.errors import UsageError
+from lmtrain.runtime.files.atomic_files import read_json
 from lmtrain.runtime.files.existing_output import Found
 from lmtrain.runtime.processes.stop_signals import unblock_stops
-from lmtrain.start.evaluation.existing_results import ResultsOrigin, check_results
-from lmtrain.start.evaluation.tasks_and_texts import build_jobs, check_tasks_fit
+from lmtrain.start.evaluation.existing_results import ResultsOrigin, check_output_files, check_results
+from lmtrain.start.evaluation.tasks_and_texts import (
+    build_jobs,
+    check_tasks_fit,
+    refuse_loose_files,
+    refuse_standard_input,
+)
 from lmtrain.start.processes_of_command import ProcessOptions, detect_process, launch_evaluation
 
 if TYPE_CHECKING:
@@ -121,7 +126,7 @@ def evaluate(
     _check_comparison(context, checkpoint, layout or [], compare, steps)
     refuse_loose_files(layout or [])
     refuse_unused_overwrite(overwrite, output, samples, subject="results that are only printed")
-    _check_outputs(output, samples)
+    check_output_files(output, samples)
     compares_files = compare is not None and all(path.is_file() for path in compare)
     jobs = [] if compares_files else build_jobs(task, data, baseline, format_, key, suffix, report=print_notice)
     if checkpoint is None and compare is None:
@@ -159,11 +164,7 @@ def evaluate(
     layouts = [choose_layout(layout or [], source.settings, env) for source in sources]
     check_device(device, env)
     check_tasks_fit(jobs, sources, seq_len, stride)
-    if env.world_size > 1 and "-" in (data or []):
-        raise UsageError(
-            f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
-            "processes. Give a file with the text."
-        )
+    refuse_standard_input(data or [], env.world_size)
     texts = [*(data or []), *([str(baseline)] if baseline is not None else [])]
     origin = ResultsOrigin.of(context.params, [source.path for source in sources], texts)
     options = _check_existing(options, origin, overwrite, as_json)
@@ -176,14 +177,6 @@ def evaluate(
         return screen.print_curves(evaluate_steps(sources, session, screen.print_step_result))
     evaluate_one(sources[0], session, screen.print_result)
     return None
-
-
-def refuse_loose_files(layout: Sequence[str]) -> None:
-    """Raise UsageError if one of the words after the checkpoint, which are settings, is a file or folder."""
-    files = [word for word in layout if "=" not in word and Path(word).exists()]
-    if files:
-        data = way(*(part for file in files for part in ("--data", file)), instead_of=files)
-        raise UsageError(f"{', '.join(files)} stands where settings do. Did you mean {data}?")
 
 
 def _check_comparison(
@@ -213,21 +206,6 @@ def _check_comparison(
     if checkpoint is None:
         unused.discard("checkpoint")
     refuse_unused_options(context, unused, subject, words)
-
-
-def _check_outputs(output: Path | None, samples: Path | None) -> None:
-    """Raise OutputError if the file of --output or --samples cannot be written, or UsageError if both are the same
-    file; called before scoring, which can take hours. None means not given.
-    """
-    for option, path in (("--output", output), ("--samples", samples)):
-        if path is None:
-            continue
-        refuse_special_file(path)
-        if path.is_dir():
-            raise OutputError(f"{option}={path} is a folder, but a file is written. Give the name of a file.")
-        check_output_folder(path.parent, f"The folder of {option}={path}", check_lock=False)
-    if output is not None and samples is not None and output.absolute() == samples.absolute():
-        raise UsageError(f"--output and --samples cannot both be {output}. Give two different files.")
 
 
 def _check_existing(options: Options, origin: ResultsOrigin, overwrite: bool, as_json: bool) -> Options:

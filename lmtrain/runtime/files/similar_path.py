@@ -1,4 +1,4 @@
-"""What is said of a path that does not exist: which existing path was probably meant.
+"""What is said of a path that does not exist, which existing path was probably meant, and of one in place of a text.
 
 Called by everything that reads a file or folder that a user names. It reads only the names in the folder of the path.
 """
@@ -77,6 +77,17 @@ def refuse_lists(paths: Sequence[Path], is_meant: Callable[[Path], bool] = os.pa
     """
     if several := next(filter(None, (paths_in_one_word(path, is_meant) for path in paths)), ""):
         raise UsageError(several)
+
+
+def refuse_file_as_text(option: str, text: str, way_out: str) -> None:
+    """Raise UsageError if `text`, the value of an option or argument that takes a text, is the name of an existing
+    file. `option` is its name for the message, `way_out` the option to type instead to use the file.
+    """
+    if os.path.isfile(text):  # because: unlike Path.is_file it also takes a text that cannot be a path
+        raise UsageError(
+            f"{option} takes a text, but {text} is the name of a file, of which only the name would be used. Type "
+            f"{way(way_out, text, instead_of=(option, text))} to use the text in the file."
+        )
 
 
 def paths_within(path: Path | str, is_meant: Callable[[Path], bool] = os.path.exists) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from lmtrain.errors import OutOfMemoryError, SettingsError, own
 from lmtrain.runtime.machine.visible_gpus_without_torch import Gpus, device_problem, gpu_index
 from lmtrain.runtime.processes.process_environment import ProcessEnv, set_env_default
+from lmtrain.units import format_bytes
 
 
 def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
@@ -47,6 +48,15 @@ def total_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def device_report() -> dict[str, str | int | None]:
+    """Return facts for a bug report by name: the device that `auto` chooses, its memory, torch's CUDA and threads."""
+    device = pick_device("auto")
+    return {
+        "device": device_name(device), "device_memory": format_bytes(total_memory_bytes(device)),
+        "cuda": torch.version.cuda, "threads": torch.get_num_threads(),
+    }  # fmt: skip
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from lmtrain.runtime.processes.fork_server import (
     main_of_fork,
     prctl,
 )
-from lmtrain.runtime.processes.process_environment import may_fork_ranks
+from lmtrain.runtime.processes.process_environment import ProcessEnv, may_fork_ranks
 from lmtrain.runtime.processes.stop_signals import blocked_stops
 
 _ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
@@ -171,6 +171,22 @@ class RankStarter:
         if self._server is not None:
             server, self._server = self._server, None
             server.close()
+
+
+def describe_rank_start(imports: Sequence[str]) -> str:
+    """Return in words how a job whose ranks import these modules would start them on this machine: forked from one
+    server process, or each as a new process, with the reason. To find out, start such a server and stop it again.
+    """
+    reasons: list[str] = []
+    starter = RankStarter(
+        Program([], imports=imports), ProcessEnv().shared_environment(), ProcessEnv.detect().host,
+        report=reasons.append, explain_no_server=reasons.append,
+    )  # fmt: skip
+    with closing(starter):
+        starter.open()
+    if not reasons:
+        return "forked from one process, which imports for all of them"
+    return f"each started by itself ({'; '.join(reasons)})"
 
 
 class OrphanAdoption:

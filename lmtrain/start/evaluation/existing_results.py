@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, OutputError, UsageError
 from lmtrain.eval.resume_journal import NO_COMMAND, is_journal, journal_file
-from lmtrain.runtime.files.atomic_files import read_json
+from lmtrain.runtime.files.atomic_files import check_output_folder, read_json, refuse_special_file
 from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, has_rows_with, made_from
 
 _FORMATS = (b'{\n "format": "lmtrain evaluation', b'{\n "format": "lmtrain comparison')
@@ -52,6 +52,21 @@ def _text_files(texts: Sequence[str]) -> Iterator[Path]:
     for text in texts:
         yield from sorted(Path(text).rglob("*")) if Path(text).is_dir() else map(Path, sorted(glob.glob(text)))
         yield from (Path(f"{text}{suffix}") for suffix in (".bin", ".idx"))
+
+
+def check_output_files(output: Path | None, samples: Path | None) -> None:
+    """Raise OutputError if the file of --output or --samples cannot be written, or UsageError if both are the same
+    file; called before scoring, which can take hours. None is an output that was not named.
+    """
+    for option, path in (("--output", output), ("--samples", samples)):
+        if path is None:
+            continue
+        refuse_special_file(path)
+        if path.is_dir():
+            raise OutputError(f"{option}={path} is a folder, but a file is written. Give the name of a file.")
+        check_output_folder(path.parent, f"The folder of {option}={path}", check_lock=False)
+    if output is not None and samples is not None and output.absolute() == samples.absolute():
+        raise UsageError(f"--output and --samples cannot both be {output}. Give two different files.")
 
 
 def check_results(output: Path | None, samples: Path | None, origin: ResultsOrigin, *, overwrite: bool) -> Found:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,6 +88,23 @@ def build_jobs(
                 f"{option}={value} is about text files, and none of the given tasks reads text files. {leave_out()}."
             )
     return jobs
+
+
+def refuse_loose_files(layout: Sequence[str]) -> None:
+    """Raise UsageError if one of the words after the checkpoint, which are settings, is a file or folder."""
+    files = [word for word in layout if "=" not in word and Path(word).exists()]
+    if files:
+        data = way(*(part for file in files for part in ("--data", file)), instead_of=files)
+        raise UsageError(f"{', '.join(files)} stands where settings do. Did you mean {data}?")
+
+
+def refuse_standard_input(texts: Sequence[str], num_processes: int) -> None:
+    """Raise UsageError if one of the texts is standard input and an evaluation has several processes."""
+    if num_processes > 1 and "-" in texts:
+        raise UsageError(
+            f"--data=- is standard input, which only one process can read, and the evaluation has {num_processes} "
+            "processes. Give a file with the text."
+        )
 
 
 def check_tasks_fit(

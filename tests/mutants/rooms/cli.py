@@ -28,24 +28,6 @@ MUTANTS = [
         breaks="The column GiB holds GB, 7% more than the memory that stands below the table and in the JSON.",
     ),
     Mutant(
-        name="epochs_of_a_blend_added_up",
-        file="lmtrain/cli/data/data_command.py",
-        function="blend",
-        old="""total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}""",
-        new="""total |= {"dataset": f"{len(rows)} datasets"}""",
-        breaks="The last line tells the sum of the datasets' epochs, and not how often the whole is read.",
-        only_for="blends of two or more datasets",
-    ),
-    Mutant(
-        name="samples_cut_as_a_new_run_would",
-        file="lmtrain/cli/data/data_command.py",
-        function="_show_samples",
-        old="split_rule_of(open_resume_checkpoint(config, newest))",
-        new="split_rule_of(open_resume_checkpoint(config, None))",
-        breaks="`lmtrain data show --run` shows other samples under a number than those that the run has read.",
-        only_for="runs begun by an older version, in which the third share of data.split is kept from training",
-    ),
-    Mutant(
         name="shards_measured_in_bytes",
         file="lmtrain/cli/data/preprocess_command.py",
         function="preprocess",
@@ -53,16 +35,6 @@ MUTANTS = [
         new='parse_size("--shard-tokens", shard_tokens)',
         breaks="10B is read as ten bytes and starts a new shard every ten tokens, and 10M is refused.",
         only_for="--shard-tokens with a letter behind its number",
-    ),
-    Mutant(
-        name="prompt_loses_its_last_spaces",
-        file="lmtrain/cli/prompts.py",
-        function="read_prompt",
-        old='.removesuffix("\\n").removesuffix("\\r")',
-        new=".rstrip()",
-        breaks="The model goes on from other tokens than those that were piped in, and the same prompt by --prompt "
-        "gives another text.",
-        only_for="prompts from a pipe or a file that end with spaces, tabs or an empty line",
     ),
     Mutant(
         name="memory_of_an_earlier_start",

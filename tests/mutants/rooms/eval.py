@@ -76,6 +76,16 @@ MUTANTS = [
         only_for="HellaSwag rows that came from WikiHow, about two thirds of them",
     ),
     Mutant(
+        name="prompt_loses_its_last_spaces",
+        file="lmtrain/eval/read_prompts.py",
+        function="read_prompt",
+        old='.removesuffix("\\n").removesuffix("\\r")',
+        new=".rstrip()",
+        breaks="The model goes on from other tokens than those that were piped in, and the same prompt by --prompt "
+        "gives another text.",
+        only_for="prompts from a pipe or a file that end with spaces, tabs or an empty line",
+    ),
+    Mutant(
         name="nucleus_before_the_top_k",
         file="lmtrain/eval/sample_text_from_prompt.py",
         function="draw_token",

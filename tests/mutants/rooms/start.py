@@ -284,4 +284,22 @@ MUTANTS = [
         new="number / 100",
         breaks="The decay is shorter than its share of the branch's whole run.",
     ),
+    Mutant(
+        name="epochs_of_a_blend_added_up",
+        file="lmtrain/start/indexes_and_shares_of_datasets.py",
+        function="shares_of_datasets",
+        old="""total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}""",
+        new="""total |= {"dataset": f"{len(rows)} datasets"}""",
+        breaks="The last line tells the sum of the datasets' epochs, and not how often the whole is read.",
+        only_for="blends of two or more datasets",
+    ),
+    Mutant(
+        name="samples_cut_as_a_new_run_would",
+        file="lmtrain/start/choose_documents_and_samples.py",
+        function="open_samples",
+        old="split_rule_of(open_resume_checkpoint(config, newest))",
+        new="split_rule_of(open_resume_checkpoint(config, None))",
+        breaks="`lmtrain data show --run` shows other samples under a number than those that the run has read.",
+        only_for="runs begun by an older version, in which the third share of data.split is kept from training",
+    ),
 ]

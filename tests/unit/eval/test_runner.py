@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.load_model import check_vocabulary
-from lmtrain.eval.run_task import gather_answers, run
+from lmtrain.eval.run_task import PositionLosses, gather_answers, run
 from lmtrain.eval.score_targets import Subject, TargetScores
 from lmtrain.eval.task import find_task, item_columns
 from lmtrain.eval.windows import Request
@@ -27,7 +27,7 @@ def test_sums_are_kept_by_item() -> None:
         TargetScores(np.array([0.5, 0.25]), np.array([True, True])),
         TargetScores(np.array([4.0, 8.0]), np.array([True, False])),
     ]
-    columns = item_columns({"bytes": np.array([7.0, 1.0, 2.0])}, gather_answers(requests, scored))
+    columns = item_columns({"bytes": np.array([7.0, 1.0, 2.0])}, gather_answers(requests, scored, PositionLosses()))
     assert {name: values.tolist() for name, values in columns.items()} == {
         "bytes": [7, 1, 2], "nll": [3, 0, 12.75], "targets": [2, 0, 4], "greedy": [2, 0, 3],
         "items": [1, 0, 1], "items_greedy": [1, 0, 0],

@@ -17,17 +17,17 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
     run_step,
 )
 from data_tools.corpus.split_sample_shuffle import (
-    SampleStep,
     SplitStep,
+    check_sample_size,
     draw_number,
-    sample_limit,
+    sample_documents,
     shuffle,
     split_outputs,
 )
 from data_tools.read.cut_files_into_chunks import TaskPart
 from data_tools.read.parse_chunks_and_bad_lines import OnError
 from lmtrain.errors import DataError, UsageError
-from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
+from tests.unit.data_tools.corpus_files import read_jsonl, texts, write_jsonl
 
 
 @pytest.fixture
@@ -115,8 +115,7 @@ def test_a_share_of_nothing_is_empty(tmp_path: Path, inputs: list[Path]) -> None
 
 
 def sampled(inputs: list[Path], output: Path, *, fraction: float | None = None, count: int | None = None) -> list[str]:
-    limit = sample_limit(inputs, StepOptions(), output.parent, fraction=fraction, count=count, seed=4)
-    run(SampleStep(limit, seed=4), inputs, output)
+    sample_documents(inputs, output, StepOptions(), fraction, count, seed=4)
     return texts(output)
 
 
@@ -152,11 +151,11 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> N
     with pytest.raises(UsageError, match="--by=url"):
         SplitStep((1.0, 0.0, 0.0), by="url")
     with pytest.raises(UsageError, match="both say how much is drawn"):
-        sample_limit(inputs, StepOptions(), tmp_path, fraction=0.1, count=3, seed=0)
+        check_sample_size(fraction=0.1, count=3)
     with pytest.raises(UsageError, match="--fraction=2"):
-        sample_limit(inputs, StepOptions(), tmp_path, fraction=2.0, count=None, seed=0)
+        check_sample_size(fraction=2.0, count=None)
     options = StepOptions(reading=ReadOptions(part=TaskPart(0, 2)))
     with pytest.raises(UsageError, match="--count needs all documents"):
-        sample_limit(inputs, options, tmp_path, fraction=None, count=3, seed=0)
+        sample_documents(inputs, tmp_path / "out", options, fraction=None, count=3, seed=0)
     with pytest.raises(UsageError, match="also an input"):
         shuffled(inputs, inputs[0])

@@ -69,7 +69,7 @@ def _no_fault_is_left() -> Iterator[None]:
 def run(folder: Path, output: Path, *, said: list[str] | None = None, **more: Any) -> Summary:
     tokenizer = Tokenizer.load(folder / "tokenizer")
     inputs = sorted(path for path in folder.iterdir() if path.is_file())
-    say = None if said is None else said.append
+    say = (said if said is not None else []).append
     return preprocess(inputs, tokenizer, output, Options(**OPTIONS | more), notify=say)
 
 

@@ -1,22 +1,26 @@
-"""The prompts of `lmtrain generate`: one from an option, a file or standard input, or a file with one on each line."""
+"""The prompts of `lmtrain generate`: one from an option, a file or standard input, or a file with one on each line.
+
+Called by the command, and by the check of a corrected line. Torch-free, so that a wrong file is refused at once.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.shared_options import refuse_file_as_text
 from lmtrain.errors import DataError, UsageError, leave_out, shell_quoted, way
 from lmtrain.runtime.files.atomic_files import read_bytes
+from lmtrain.runtime.files.similar_path import refuse_file_as_text
 
 _MAX_PROMPT_BYTES = 64 << 20
 _KEYS = ("prompt", "text")  # of a prompt in a line of JSON
 
 
-def check_prompt_options(prompt: str | None, prompt_file: Path | None, prompts: Path | None = None) -> None:
+def check_prompt_options(prompt: str | None, prompt_file: Path | None, prompts: Path | None) -> None:
     """Raise UsageError if several options name a prompt, or if --prompt has the name of a file in place of a text."""
     given = {"--prompt": prompt, "--prompt-file": prompt_file, "--prompts": prompts}
     names = [name for name, value in given.items() if value is not None]
@@ -35,6 +39,20 @@ def check_prompt_options(prompt: str | None, prompt_file: Path | None, prompts: 
             f"{way('--prompt-file', file, instead_of='--prompt')} to continue the text in the file."
         )
     refuse_file_as_text("--prompt", prompt, "--prompt-file")
+
+
+def read_given_prompts(
+    prompt: str | None, prompt_file: Path | None, prompts: Path | None, report: Callable[[str], None]
+) -> list[str]:
+    """Return the prompts that these options name, or standard input if all are None. `report` receives a note if the
+    lines of a file are one prompt.
+    """
+    if prompts is not None:
+        return read_prompts(prompts)
+    text = read_prompt(prompt_file) if prompt is None else prompt
+    if note := note_on_lines(prompt_file, text):
+        report(note)
+    return [text]
 
 
 def read_prompt(file: Path | None) -> str:
