@@ -482,8 +482,10 @@ def _check_question(params: Mapping[str, Any]) -> None:
 
 def _check_explained(params: Mapping[str, Any]) -> None:
     from lmtrain.cli.settings.explain_setting import ComposedSettings
+    from lmtrain.start.settings_from_earlier_run import RunRequest
 
-    ComposedSettings.compose(params["overrides"] or [], params["config_dir"], params["config_name"])
+    request = RunRequest(params["overrides"] or [], params["config_dir"], params["config_name"], params["from_run"])
+    ComposedSettings.compose(request)
 
 
 # verbs -> what refuses words that are wrong together, or settings
