@@ -13,13 +13,6 @@ from rich.text import Text
 
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
-from lmtrain.cli.settings_keys.describe_all_settings import (
-    all_keys,
-    config_headline,
-    default_choices,
-    read_config_text,
-    root_section,
-)
 from lmtrain.cli.settings_keys.shell_completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Json, Overrides, Plugins
 from lmtrain.config.build_typed_settings import build_settings
@@ -28,6 +21,13 @@ from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, leave_out, spelling_hint, way
+from lmtrain.start.describe_all_settings import (
+    all_keys,
+    config_headline,
+    default_choices,
+    read_config_text,
+    root_section,
+)
 from lmtrain.train.run_stage_settings import GROUPS
 from lmtrain.units import format_count
 
@@ -118,7 +118,7 @@ def explain(
     For a section, such as `optim`, print the value and the meaning of each of its keys, the line or the override that
     has set it, and the choices of the section.
     """
-    from lmtrain.cli.settings.explain_setting import (
+    from lmtrain.start.explain_setting import (
         ComposedSettings,
         held_by_stage,
         history_rows,
