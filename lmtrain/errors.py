@@ -23,7 +23,7 @@ out. The command line prints the message without a traceback unless `--debug` is
 Ways out are marked within the message. A message is built as text, often in several rooms: a check knows the rule, its
 caller the group's name. So a way stands in the text itself, between two control characters, until the error is made:
 then the marks are taken out, and `ways` holds what can be typed. The command line applies these to what was typed
-(lmtrain/cli/settings_keys/apply_advice.py).
+(lmtrain/start/other_tools/typed_line.py).
 
     way("parallel.schedule=1f1b")         type this setting, in place of any other value of its key
     way(".zero=1")                        the same; the key is relative to the group that is checked

@@ -15,19 +15,8 @@ from dataclasses import fields, replace
 from itertools import islice, product
 from typing import Any
 
-from lmtrain.cli.settings_keys.apply_advice import (
-    VALUE_SIGNS,
-    Command,
-    command_of,
-    corrects,
-    fits,
-    has_rival,
-    nearest_first,
-    shell_lines,
-    with_fillers,
-)
 from lmtrain.cli.settings_keys.explain_click_errors import PLACE_OF_OPTION, usage_error_from_click
-from lmtrain.cli.settings_keys.options_without_dashes import explain_words
+from lmtrain.cli.settings_keys.parse_typed_line import command_of, parse_line, with_fillers
 from lmtrain.cli.subcommands import ClickError
 from lmtrain.config.compose_run_settings import expand_sweep, group_choices, whole_sweep_in_ways
 from lmtrain.config.name_suggestions import is_variable
@@ -44,7 +33,16 @@ from lmtrain.errors import (
     shell_quoted,
 )
 from lmtrain.start.other_tools.explain_foreign_line import is_about, is_own_key
-from lmtrain.start.other_tools.typed_line import is_setting
+from lmtrain.start.other_tools.options_without_dashes import explain_words
+from lmtrain.start.other_tools.typed_line import (
+    VALUE_SIGNS,
+    TypedLine,
+    corrects,
+    fits,
+    has_rival,
+    is_setting,
+    nearest_first,
+)
 from lmtrain.train.run_config import RunConfig
 
 # what is to be filled in, in a word of the corrected line: PREFIX, N or {hf,megatron}
@@ -53,6 +51,7 @@ _UNFILLED = re.compile(r"[a-z_.]+=[A-Z]{2,}")  # a setting to be filled in
 _PLACE_OF_KEY = re.compile(r"\S+=[A-Z]{2,} ")  # the begin of a problem about what is to be filled in
 _MAX_ROUNDS = 6  # corrected lines, one after another, each of which shows what the one before had hidden
 _MAX_ALTERNATIVES = 8  # combinations of alternatives to try in a round
+_WIDTH = 70  # columns of a line of the command that is printed
 _MAX_RUNS = 8  # of a sweep, whose settings are checked
 
 
@@ -61,7 +60,7 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
     that line, and the text of the line to type next, with what it leaves out. The text is "" if an error leaves it to
     the user what to type.
     """
-    typed = command = Command.parse(argv)
+    typed = command = parse_line(argv)
     if not typed.has_foreign_options:  # because: what is wrong beside these has been explained with them
         error = explain_words(error, typed)
     error = _without_replaced_defaults(error, typed)
@@ -89,7 +88,7 @@ def lead_on(error: LmtrainError, argv: Sequence[str]) -> tuple[LmtrainError, str
     return joined(errors), ""
 
 
-def _without_replaced_defaults(error: LmtrainError, typed: Command) -> LmtrainError:
+def _without_replaced_defaults(error: LmtrainError, typed: TypedLine) -> LmtrainError:
     """Return an error without its problems of default values that are replaced when another problem is mended, as when
     a setting is typed with a wrong name: the value that was meant is checked with the corrected line.
     """
@@ -99,7 +98,7 @@ def _without_replaced_defaults(error: LmtrainError, typed: Command) -> LmtrainEr
     return _without_problems(error, lambda text: any(is_about(text, key) for key in replaced)) or error
 
 
-def _given_other_values(before: Command, after: Command) -> set[str]:
+def _given_other_values(before: TypedLine, after: TypedLine) -> set[str]:
     """Return the keys and options with a value of the advice's own, not only in another form than it was typed."""
     typed = " ".join(before.words)
     new = [unit for unit in after.units if unit not in before.units]
@@ -107,7 +106,7 @@ def _given_other_values(before: Command, after: Command) -> set[str]:
     return {key for key, parts in values.items() if not all(part in typed for part in parts)}
 
 
-def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainError | None, bool] | None:
+def _best_step(command: TypedLine, error: LmtrainError) -> tuple[TypedLine, LmtrainError | None, bool] | None:
     """Return the command after a way out of each problem of `error`, the error that refuses it, None if there are ways
     that are accepted, and whether an example of a value was taken for a way: it is no advice, but with it the rest of
     the line can be checked. Return None if a problem has neither.
@@ -119,12 +118,12 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
         meant = nearest_first(corrected, ways) or [way for way in ways if way.is_form]
         choices.append(meant or ways[:1])
         takes_example |= not meant
-        corrected = Command.parse(corrected.apply(choices[-1][0]).words) if choices[-1] else corrected
+        corrected = parse_line(corrected.apply(choices[-1][0]).words) if choices[-1] else corrected
     first = None
     for combination in islice(product(*choices), _MAX_ALTERNATIVES) if all(choices) else ():
         following = command
         for way in combination:
-            following = Command.parse(following.apply(way).words)  # because: the verb may be what was misspelt
+            following = parse_line(following.apply(way).words)  # because: the verb may be what was misspelt
         refusal = refusal_of(following)
         first = first or (following, refusal, takes_example)
         if refusal is None or _asks_for_processes(refusal):
@@ -132,7 +131,7 @@ def _best_step(command: Command, error: LmtrainError) -> tuple[Command, LmtrainE
     return first
 
 
-def _with_own_values(command: Command, typed: Command, errors: Sequence[LmtrainError]) -> Command:
+def _with_own_values(command: TypedLine, typed: TypedLine, errors: Sequence[LmtrainError]) -> TypedLine:
     """Return an accepted command in which a setting that was changed to fit another has its typed value again, where it
     is accepted with it, since the other has been changed as well. The value may stand in the ways of the errors alone,
     as that of another tool's setting.
@@ -156,7 +155,7 @@ def _asks_for_processes(error: LmtrainError) -> bool:
 
 
 def _line(
-    error: LmtrainError, typed: Command, command: Command, advised_units: Iterable[tuple[str, ...]]
+    error: LmtrainError, typed: TypedLine, command: TypedLine, advised_units: Iterable[tuple[str, ...]]
 ) -> str:
     """Return the lines to print below an error: what the corrected command leaves out of the typed one and of
     `advised_units`, which were advised before, and the command.
@@ -185,15 +184,27 @@ def _line(
         word for word in typed.words
         if is_setting(word) and is_variable(word.partition("=")[0], RunConfig) and word not in command.words
     ]
-    return f"{list_of_lost}\nType{form}:\n  {shell_lines(command.words, variables)}"
+    return f"{list_of_lost}\nType{form}:\n  {_shell_lines(command.words, variables)}"
 
 
-def _is_moved(command: Command, unit: Sequence[str]) -> bool:
+def _shell_lines(words: Iterable[str], variables: Iterable[str] = ()) -> str:
+    """Return the words of an lmtrain command, behind environment variables NAME=VALUE, as text to paste into a shell:
+    words are quoted where needed, and lines over 70 characters are broken with backslashes.
+    """
+    lines = [" ".join([*map(shell_quoted, variables), "lmtrain"])]
+    for word in map(shell_quoted, words):
+        if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n    ".join(lines)
+
+
+def _is_moved(command: TypedLine, unit: Sequence[str]) -> bool:
     """Return whether a setting stands in the command as one of a stage, with the same value."""
     return any(each[0].startswith("stages.") and each[0].endswith(f".{unit[0]}") for each in command.units)
 
 
-def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> bool:
+def _is_told(text: str, unit: tuple[str, ...], said: str, command: TypedLine) -> bool:
     """Return whether the message `said` tells what became of a unit of the command, whose text is `text`: it has
     another value, or is something else here, or there is a reason why it is left out.
     """
@@ -208,7 +219,7 @@ def _is_told(text: str, unit: tuple[str, ...], said: str, command: Command) -> b
     return bool(re.search(place, said, re.MULTILINE))
 
 
-def refusal_of(command: Command) -> LmtrainError | None:
+def refusal_of(command: TypedLine) -> LmtrainError | None:
     """Return the error that refuses a command for its words or its settings, before any file is read; None if there is
     none. What is to be filled in is no mistake, and hides none.
     """
@@ -231,7 +242,7 @@ def _refusal(words: Sequence[str]) -> LmtrainError | None:
             context = click_command.make_context(" ".join(verb), filled[len(verb) :], obj=words)
             _check_settings_of(verb, {**context.params, **dict.fromkeys(unknown), "context": context}, unknown)
     except (SettingsError, LayoutError) as error:
-        return explain_words(error, Command.parse(words))
+        return explain_words(error, parse_line(words))
     except UsageError as error:
         return error
     except ClickError as error:
@@ -267,7 +278,7 @@ def settings_problems(words: Sequence[str], params: Mapping[str, Any]) -> Iterat
     try:
         _check_settings_of(command_of(words)[1], params)
     except (SettingsError, LayoutError) as error:
-        for problem in _problems_of(explain_words(error, Command.parse(words))):
+        for problem in _problems_of(explain_words(error, parse_line(words))):
             if " is not set. " not in problem and not _PLACE_OF_KEY.match(problem):
                 yield problem
     except LmtrainError:
@@ -482,9 +493,11 @@ def _check_question(params: Mapping[str, Any]) -> None:
 
 
 def _check_explained(params: Mapping[str, Any]) -> None:
-    from lmtrain.cli.settings.explain_setting import ComposedSettings
+    from lmtrain.start.explain_setting import ComposedSettings
+    from lmtrain.start.settings_from_earlier_run import RunRequest
 
-    ComposedSettings.compose(params["overrides"] or [], params["config_dir"], params["config_name"])
+    request = RunRequest(params["overrides"] or [], params["config_dir"], params["config_name"], params["from_run"])
+    ComposedSettings.compose(request)
 
 
 # verbs -> what refuses words that are wrong together, or settings

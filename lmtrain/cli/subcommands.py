@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, join_few
 from lmtrain.runtime.processes.command_watch import watch_command
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
@@ -184,6 +184,16 @@ def build_verb(name: str) -> Any:
         _refuse_misread_options(leaf)
         _watch(leaf, f"{name} {subcommand}".rstrip())
     return command
+
+
+def verbs_with(option: str) -> str:
+    """Return the verbs of lmtrain that have this option, as the text of a message; "" if none has it."""
+    names, groups = list[str](), [([name], build_verb(name)) for name in HELP]
+    for words, command in groups:
+        groups += [([*words, word], each) for word, each in getattr(command, "commands", {}).items()]
+        if any(option in param.opts and not getattr(param, "hidden", False) for param in command.params):
+            names.append(f"`lmtrain {' '.join(words)}`")
+    return join_few(names)
 
 
 def _watch(command: Any, words: str) -> None:

@@ -121,16 +121,19 @@ class Composed:
 def compose(
     cls: type[S], overrides: Sequence[str], sources: Sources = Sources(), *,
     report: Callable[[str], None] | None = None, rewrite: Rewrite | None = None,
+    on_composed: Callable[[Composed], None] | None = None,
 ) -> S:  # fmt: skip
     """Build an instance of the settings class `cls` from its `sources`, the files that these include and the overrides
     of the command line; raise one error with all problems. `report` is called with a message for each default that was
-    changed to fit the overrides.
+    changed to fit the overrides, `on_composed` with the composed settings before they are checked.
 
     `rewrite` may change the tree of settings before it is checked; it gets what the user typed, as key -> word, and
     returns the same under the keys that the changed tree has for it.
     """
     with located_problems(overrides):
         composed = compose_adjusted(cls, overrides, sources, rewrite)
+        if on_composed is not None:
+            on_composed(composed)
         settings = composed_settings(cls, composed)
     if report is not None:
         for adjusted in composed.adjusted:  # because: a refusal must not follow notes on settings that fit nothing

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.find_and_prune import is_best, latest_checkpoint, load_manifest, resolve_checkpoint
 from lmtrain.checkpoint.read_verified_contents import Contents, checked_model
-from lmtrain.config.compose_run_settings import Rewrite, Sources, compose, conf_dir
+from lmtrain.config.compose_run_settings import Composed, Rewrite, Sources, compose, conf_dir
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.config.typed_words import typed_value, typed_words
 from lmtrain.errors import LmtrainError, MissingInputError
@@ -37,12 +37,15 @@ _ROOT = "pretrain"  # the root config whose default model gives way
 def compose_settings(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = _ROOT,
     report: Callable[[str], None] | None = None, rewrite: Rewrite | None = None,
+    on_composed: Callable[[Composed], None] | None = None,
 ) -> RunConfig:  # fmt: skip
     """Compose a run's settings from conf/NAME.yaml and the overrides, as `compose` does. If checkpoint.init_from is
     among the overrides and the user chooses no model (by `model=NAME`, by an experiment or by a root config of their
-    own), the model is the one that it names instead of the default. `report` and `rewrite` are those of `compose`.
+    own), the model is the one that it names instead of the default. `report`, `rewrite` and
+    `on_composed` are those of `compose`.
     """
-    return compose(RunConfig, overrides, sources_of_run(overrides, config_dir, name), report=report, rewrite=rewrite)
+    sources = sources_of_run(overrides, config_dir, name)
+    return compose(RunConfig, overrides, sources, report=report, rewrite=rewrite, on_composed=on_composed)
 
 
 def sources_of_run(overrides: Sequence[str], config_dir: Path | None, name: str) -> Sources:

@@ -26,7 +26,7 @@ from lmtrain.checkpoint.find_and_prune import (
 )
 from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.config.build_typed_settings import build_settings
-from lmtrain.config.compose_run_settings import Rewrite, Sources, compose, group_choices
+from lmtrain.config.compose_run_settings import Composed, Rewrite, Sources, compose, group_choices
 from lmtrain.config.parse_and_apply_overrides import hydra_quoted
 from lmtrain.config.setting_references import iter_values
 from lmtrain.config.settings_base import facts_of, show
@@ -312,10 +312,13 @@ class RunRequest:
     from_beginning: bool = False  # the earlier run again, from its first step
 
 
-def compose_run(request: RunRequest, report: Callable[[str], None] | None = None) -> RunConfig:
+def compose_run(
+    request: RunRequest, report: Callable[[str], None] | None = None,
+    on_composed: Callable[[Composed], None] | None = None,
+) -> RunConfig:  # fmt: skip
     """Return the settings of the run that is asked for. If its words lead to a run.dir other than that of the earlier
     run, the new run is a branch of it, unless it begins that run again. `report` receives messages about settings that
-    were changed to fit others.
+    were changed to fit others. `on_composed` receives what is composed before it is checked; the last one counts.
     """
     overrides, config_dir, name = request.words, request.config_dir, request.name
     from_run, from_beginning = request.from_run, request.from_beginning
@@ -326,7 +329,9 @@ def compose_run(request: RunRequest, report: Callable[[str], None] | None = None
         )
     if from_run is None:
         with _naming_run_in_folder(overrides):
-            return _launcher_config or compose_settings(overrides, config_dir=config_dir, name=name, report=report)
+            return _launcher_config or compose_settings(
+                overrides, config_dir=config_dir, name=name, report=report, on_composed=on_composed
+            )
     if name != "pretrain":
         raise UsageError(
             f"--from-run={from_run} takes the settings of a run in place of a root config, so --config-name={name} "
@@ -334,7 +339,7 @@ def compose_run(request: RunRequest, report: Callable[[str], None] | None = None
             f"{leave_out('--from-run', shown='--from-run')}."
         )
     if from_beginning:
-        return _begin_again(SourceRun.find(from_run), overrides, config_dir, report)
+        return _begin_again(SourceRun.find(from_run), overrides, config_dir, report, on_composed)
     if (path := imported_checkpoint(from_run)) is not None:
         if is_typed(overrides, "checkpoint.init_from") or is_typed(overrides, "checkpoint.resume"):
             raise UsageError(
@@ -343,16 +348,18 @@ def compose_run(request: RunRequest, report: Callable[[str], None] | None = None
                 f"{leave_out('checkpoint.init_from', 'checkpoint.resume', shown='the other checkpoint')}."
             )
         init_from = f"checkpoint.init_from={hydra_quoted(str(path))}"
-        return compose_settings([*overrides, init_from], config_dir=config_dir, report=report)
+        return compose_settings(
+            [*overrides, init_from], config_dir=config_dir, report=report, on_composed=on_composed
+        )
     branch = typed_words(overrides).get("run.dir", "").strip("'\"")
     source = SourceRun.find(from_run, Path(branch) if branch else None)
     names_folder = is_typed(overrides, "run.dir")
     messages = list[str]()
-    config = _compose_over(source, overrides, config_dir, messages.append, is_branch=names_folder)
+    config = _compose_over(source, overrides, config_dir, messages.append, on_composed, is_branch=names_folder)
     is_branch = Path(config.run.dir).resolve() != source.run.resolve()
     if is_branch != names_folder:  # because: configs can set run.dir too, and an override can repeat it
         messages = []
-        config = _compose_over(source, overrides, config_dir, messages.append, is_branch=is_branch)
+        config = _compose_over(source, overrides, config_dir, messages.append, on_composed, is_branch=is_branch)
     if is_branch and config.stages and [*config.stages] != [*source.settings.get("stages", {})]:
         ends = ", ".join(f"{stage.stage_name} to step {stage.end_step}" for stage in config.stage_configs)
         messages.append(f"run.dir={config.run.dir} has the stages {ends}")
@@ -375,11 +382,11 @@ def compose_run(request: RunRequest, report: Callable[[str], None] | None = None
 
 
 def _compose_over(
-    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None], *,
-    is_branch: bool,
+    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None],
+    on_composed: Callable[[Composed], None] | None, *, is_branch: bool,
 ) -> RunConfig:  # fmt: skip
     """Return the settings of the run `source`, changed by the overrides, to continue it or, with `is_branch`, to begin
-    a branch in a new folder. `report` receives messages about adjusted settings.
+    a branch in a new folder. `report` receives messages about adjusted settings; `on_composed` is that of `compose`.
     """
     settings = source.base_settings(overrides, is_branch=is_branch)
 
@@ -396,22 +403,23 @@ def _compose_over(
         step, checkpoint = place
         return BranchPoint(settings, step, recorded_config(checkpoint)).rewrite(tree, typed)
 
-    return _compose_over_settings(settings, overrides, config_dir, report, rewrite)
+    return _compose_over_settings(settings, overrides, config_dir, report, on_composed, rewrite)
 
 
 def _compose_over_settings(
     settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None,
-    report: Callable[[str], None] | None, rewrite: Rewrite | None = None,
+    report: Callable[[str], None] | None, on_composed: Callable[[Composed], None] | None,
+    rewrite: Rewrite | None = None,
 ) -> RunConfig:  # fmt: skip
-    """Return the `settings` of a run, nested dicts, changed by the overrides; `report` and `rewrite` are those of
-    `compose`. Raise SettingsError, which names the run's config.json, if they are wrong.
+    """Return the `settings` of a run, nested dicts, changed by the overrides; `report`, `on_composed` and `rewrite` are
+    those of `compose`. Raise SettingsError, which names the run's config.json, if they are wrong.
     """
     _refuse_added_length(settings, overrides)
     kind = settings["data"].get("kind") if isinstance(settings.get("data"), dict) else None
     # because: the file of that kind names no data, and would take away what the run has
     overrides = [word for word in overrides if word.lstrip("+") != f"data={kind}"]
     sources = Sources(config_dir, _ROOT_NAME, _as_files(settings))
-    return compose(RunConfig, overrides, sources, report=report, rewrite=rewrite)
+    return compose(RunConfig, overrides, sources, report=report, rewrite=rewrite, on_composed=on_composed)
 
 
 def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -432,8 +440,9 @@ def _refuse_added_length(settings: Mapping[str, Any], overrides: Sequence[str]) 
 
 
 def _begin_again(
-    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None] | None
-) -> RunConfig:
+    source: SourceRun, overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None] | None,
+    on_composed: Callable[[Composed], None] | None,
+) -> RunConfig:  # fmt: skip
     """Return the settings with which the run `source` began, changed by the overrides, for a run in another folder that
     begins as it did. Raise UsageError if no folder is given, or one that holds a run that began with other settings.
     """
@@ -450,7 +459,8 @@ def _begin_again(
             f"step. {leave_out('checkpoint.resume', shown='Leave checkpoint.resume out')}, or "
             f"{leave_out('--from-beginning', shown='--from-beginning')}."
         )
-    config = _compose_over_settings(source.settings_to_begin_again(overrides), overrides, config_dir, report)
+    settings = source.settings_to_begin_again(overrides)
+    config = _compose_over_settings(settings, overrides, config_dir, report, on_composed)
     folder = Path(config.run.dir)
     if folder.resolve() == source.run.resolve():
         raise UsageError(

@@ -34,6 +34,23 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_value_of_an_earlier_run_is_explained_by_the_line_of_its_config_json(trained: Path, tmp_path: Path) -> None:
+    def origin(key: str, *words: object) -> tuple[object, str]:
+        facts = json.loads(lmtrain("config", "explain", key, *words, "--from-run", trained, "--json"))
+        return facts["run"]["value"], facts["run"]["from"]
+
+    file = trained / "config.json"
+    [line] = [n for n, text in enumerate(file.read_text().splitlines(), 1) if '"global_batch"' in text]
+    recorded = json.loads(file.read_text())["train"]["global_batch"]
+    assert origin("train.global_batch") == (recorded, f"{file}, line {line}")
+    assert origin("train.steps", "train.steps=9") == (9, "the command line: train.steps=9")
+    assert origin("checkpoint.resume")[0] == "auto"
+    branch = "checkpoint.resume", f"run.dir={tmp_path}/branch"
+    assert origin(*branch) == (str(trained), f"the command line: --from-run={trained}")
+    refused = lmtrain("config", "explain", "optim.lr", "--run", trained, "--from-run", trained, code=2)
+    assert "which --from-run cannot change" in refused
+
+
 def settled(*words: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(lmtrain("pretrain", *words, "--print-config", "--json"))
     return found

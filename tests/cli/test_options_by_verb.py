@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.settings_keys import options_by_verb as tables
-from lmtrain.cli.settings_keys.apply_advice import command_of
-from lmtrain.cli.settings_keys.option_synonyms import NOTHING, misspelt
+from lmtrain.cli.settings_keys.parse_typed_line import command_of
 from lmtrain.cli.subcommands import HELP
+from lmtrain.start.other_tools import options_by_verb as tables
+from lmtrain.start.other_tools.option_synonyms import NOTHING, misspelt
 from tests.cli.harness import Toy, lmtrain, outcome
 from tests.cli.test_foreign_lines import final_words
 
@@ -301,7 +301,7 @@ def _verbs(command: Any, words: list[str]) -> list[list[str]]:
 
 
 def test_no_table_names_an_option_that_its_verb_has() -> None:
-    from lmtrain.cli.settings_keys.explain_verb_options import is_among
+    from lmtrain.start.other_tools.explain_verb_options import is_among
 
     for words in (each for name in HELP for each in _verbs(command_of([name])[0], [name])):
         own = {name for param in command_of(words)[0].params for name in param.opts if not getattr(param, "hidden", 0)}

@@ -18,11 +18,11 @@ from typer.main import get_command
 
 import lmtrain
 from lmtrain.cli.main import app
-from lmtrain.cli.reference import generate_pages, list_commands, main
-from lmtrain.cli.settings_keys.describe_all_settings import CommentedFile, settings_page
+from lmtrain.cli.reference import generate_pages, list_commands, main, settings_page
 from lmtrain.config.compose_run_settings import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.model_family_base import families
+from lmtrain.start.describe_all_settings import CommentedFile
 from lmtrain.train.run_config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtrain.cli.settings_keys.apply_advice import Command
-from lmtrain.cli.settings_keys.option_synonyms import option_named
+from lmtrain.cli.settings_keys.parse_typed_line import parse_line
+from lmtrain.start.other_tools.option_synonyms import option_named
 from tests.mistakes.grammar import verbs
 from tests.mistakes.runner import Runner
 from tests.mistakes.typist import RAW, shown_line
@@ -39,7 +39,7 @@ class PeerOption:
     @property
     def words(self) -> list[str]:
         """The verb's right line with the option, in place of the argument that it stands for."""
-        units = Command.parse(right_line(self.verb, verbs()[self.verb])).units
+        units = parse_line(right_line(self.verb, verbs()[self.verb])).units
         params = {name: param for param in verbs()[self.verb].params for name in param.opts}
         options = [
             unit for unit in units

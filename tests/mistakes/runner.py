@@ -150,14 +150,14 @@ def _stub_callback(verb: str) -> None:
 
 def _values(words: Sequence[str]) -> list[str]:
     """Return every single value that the command has got: of its options, and of the settings that it composes."""
-    from lmtrain.cli.settings_keys.apply_advice import Command, command_of
+    from lmtrain.cli.settings_keys.parse_typed_line import command_of, parse_line
 
     command, verb = command_of(words)
     if command is None or "--help" in words:
         return list(words)
     params = command.make_context(" ".join(verb), list(words[len(verb) :])).params
     values = list(_leaves(params))
-    if Command.parse(words).verb == ("pretrain",) and "-m" not in words and "--multirun" not in words:
+    if parse_line(words).verb == ("pretrain",) and "-m" not in words and "--multirun" not in words:
         import yaml
 
         from lmtrain.config.compose_run_settings import group_choices

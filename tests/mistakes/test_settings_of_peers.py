@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.settings_keys.option_synonyms import verbs_with
+from lmtrain.cli.subcommands import verbs_with
 from lmtrain.start.other_tools.explain_foreign_line import is_own_key
 from lmtrain.start.other_tools.translate_foreign_flags import translate_options
 from tests.mistakes.runner import Runner

@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lmtrain import units
-from lmtrain.cli.settings_keys.apply_advice import Command, fits
+from lmtrain.cli.settings_keys.parse_typed_line import parse_line
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.config.name_suggestions import is_near
-from lmtrain.errors import REFUSED_CODES, Way
+from lmtrain.errors import REFUSED_CODES, Way, shell_quoted
+from lmtrain.start.other_tools.typed_line import fits
 from tests.mistakes.grammar import Line, right_value, settings
 from tests.mistakes.runner import Outcome
 
@@ -127,7 +128,7 @@ def _next_words(words: list[str], outcome: Outcome, rng: random.Random | None, t
     """
     shown = shown_line(outcome.text)
     ways = [[Way(tuple(new), tuple(old), example) for new, old, example in each] for each in outcome.ways]
-    command = Command.parse(words)
+    command = parse_line(words)
     if shown is not None and (rng is None or rng.random() < 0.7):
         following = shown
     elif rng is None:
@@ -138,8 +139,9 @@ def _next_words(words: list[str], outcome: Outcome, rng: random.Random | None, t
             if not possible:
                 return shown
             way = rng.choice(possible)
-            before, command = command, Command.parse(command.apply(way).words)
-            trial.dropped += command.lost(before) if not way.new else []
+            before, command = command, parse_line(command.apply(way).words)
+            gone = command.lost_units(before) if not way.new else []
+            trial.dropped += [" ".join(map(shell_quoted, unit)) for unit in gone]
         if not ways:
             return shown
         following = command.words

@@ -13,7 +13,6 @@ import typer
 
 from lmtrain.cli.inspect.run_folder_view import ago, format_loss
 from lmtrain.cli.screen.print_messages_and_json import print_json
-from lmtrain.cli.settings_keys.verb_synonyms import explain_absent
 from lmtrain.cli.shared_options import Json
 from lmtrain.cli.subcommands import PlainGroup, examples_epilog
 from lmtrain.config.settings_base import show
@@ -22,6 +21,7 @@ from lmtrain.runfolder.folder_reader import RunFolder, read_runs_below
 from lmtrain.runfolder.lineage import MERGED, WEIGHTS
 from lmtrain.runfolder.metrics_rows import to_json_data
 from lmtrain.runfolder.settings_differences import flatten
+from lmtrain.start.other_tools.verb_synonyms import explain_absent
 from lmtrain.train.record.facts_of_recorded_runs import row_of_run
 from lmtrain.units import format_count
 

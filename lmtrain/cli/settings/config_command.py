@@ -13,21 +13,21 @@ from rich.text import Text
 
 from lmtrain.cli.screen.print_facts_and_tables import PlainConsole, print_pairs, print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
-from lmtrain.cli.settings_keys.describe_all_settings import (
-    all_keys,
-    config_headline,
-    default_choices,
-    read_config_text,
-    root_section,
-)
 from lmtrain.cli.settings_keys.shell_completion import complete_choice, complete_group, complete_key
-from lmtrain.cli.shared_options import ConfigDir, ConfigName, Json, Overrides, Plugins
+from lmtrain.cli.shared_options import ConfigDir, ConfigName, FromRun, Json, Overrides, Plugins
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.compose_run_settings import STAGE_GROUP, compose_plain, config_file, group_choices
 from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, leave_out, spelling_hint, way
+from lmtrain.start.describe_all_settings import (
+    all_keys,
+    config_headline,
+    default_choices,
+    read_config_text,
+    root_section,
+)
 from lmtrain.train.run_stage_settings import GROUPS
 from lmtrain.units import format_count
 
@@ -105,6 +105,7 @@ def explain(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
+    from_run: FromRun = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Show its values in this run, each with its first step.")
     ] = None,
@@ -117,7 +118,7 @@ def explain(
     For a section, such as `optim`, print the value and the meaning of each of its keys, the line or the override that
     has set it, and the choices of the section.
     """
-    from lmtrain.cli.settings.explain_setting import (
+    from lmtrain.start.explain_setting import (
         ComposedSettings,
         held_by_stage,
         history_rows,
@@ -126,11 +127,13 @@ def explain(
         stage_key_facts,
         value_rows,
     )
+    from lmtrain.start.settings_from_earlier_run import RunRequest
 
-    if run is not None and overrides:
+    changes = [*(overrides or ()), *["--from-run"] * (from_run is not None)]
+    if run is not None and changes:
         raise UsageError(
-            f"--run={run} shows the values of an earlier run, which {overrides[0]} cannot change. "
-            f"{leave_out(*overrides, shown=f'Leave {overrides[0]} out')}, or {leave_out('--run', shown='--run')}."
+            f"--run={run} shows the values of an earlier run, which {changes[0]} cannot change. "
+            f"{leave_out(*changes, shown=f'Leave {changes[0]} out')}, or {leave_out('--run', shown='--run')}."
         )
     keys = all_keys()
     parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
@@ -147,10 +150,10 @@ def explain(
         if hint.startswith("Known"):  # because: these are more than two hundred
             hint = idea_of(key) or "`lmtrain config explain all` lists the settings."
         raise UsageError(f"{key} is not a setting. {hint}")
-    composed = ComposedSettings.compose(list(overrides or []), config_dir, config_name)
+    composed = ComposedSettings.compose(RunRequest(overrides or [], config_dir, config_name, from_run))
     if key in keys or (in_stage is not None and in_stage[1] not in GROUPS):
-        without_overrides = ComposedSettings.compose([], config_dir, config_name) if overrides else composed
-        settings = composed, without_overrides, config_dir
+        defaults = ComposedSettings.compose(RunRequest([], config_dir, config_name)) if changes else composed
+        settings = composed, defaults, config_dir
         facts = stage_key_facts(in_stage, keys, *settings) if in_stage is not None else key_facts(keys[key], *settings)
         if run is not None:
             facts.pop("stage", None)  # because: it is the value in the settings of this command

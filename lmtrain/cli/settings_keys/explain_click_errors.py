@@ -7,6 +7,7 @@ rest is parsed again without being run, so that one message names everything; se
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,20 +15,8 @@ from typing import Any
 
 import typer
 
-from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of, filler_words, with_fillers
-from lmtrain.cli.settings_keys.explain_verb_options import explain_by_verb, stray_word, with_dashes
-from lmtrain.cli.settings_keys.option_synonyms import (
-    LEFT_OUT,
-    argument_named,
-    is_known,
-    layout_named,
-    misspelt,
-    named_alike,
-    option_named,
-    verbs_with,
-)
-from lmtrain.cli.settings_keys.verb_synonyms import explain_subcommand, explain_verb
-from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder
+from lmtrain.cli.settings_keys.parse_typed_line import advised, command_of, filler_words, parse_line, with_fillers
+from lmtrain.cli.subcommands import HELP, ClickError, parameter_types, value_placeholder, verbs_with
 from lmtrain.config.foreign_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS
 from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.names_without_counterpart import is_environment_variable, sentence_about, sentence_about_variable
@@ -44,8 +33,21 @@ from lmtrain.errors import (
     way,
     with_other_ways,
 )
+from lmtrain.start.other_tools.explain_verb_options import explain_by_verb, with_dashes
 from lmtrain.start.other_tools.foreign_options import FALSE, TRUE
+from lmtrain.start.other_tools.option_synonyms import (
+    LEFT_OUT,
+    argument_named,
+    is_known,
+    layout_named,
+    misspelt,
+    named_alike,
+    option_named,
+)
+from lmtrain.start.other_tools.typed_line import TypedLine
+from lmtrain.start.other_tools.verb_synonyms import explain_subcommand, explain_verb
 
+_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.*", re.DOTALL)  # a word that can be meant as an option
 _LAYOUT_OPTIONS: dict[tuple[str, ...], str] = {("reshard",): "--to", ("export",): "--layout"}  # verb -> option
 # the begin of a problem about what is to be filled in
 PLACE_OF_OPTION = re.compile(r"--[a-z-]+ [A-Z]+ (?:is (?!not an option)|does )")
@@ -84,11 +86,25 @@ def error_of_stray_word(
     """Return a UsageError for a command line whose verb has taken a word such as key=body for a file that does not
     exist; None if it has none, or if lmtrain does not know what is meant.
     """
-    command = Command.parse(argv)
-    word = stray_word(command)
+    command = parse_line(argv)
+    word = _stray_word(command)
     if word is None:
         return None
     return joined(_problems(list(argv), None, find_settings_problems))
+
+
+def _stray_word(command: TypedLine) -> str | None:
+    """Return the first argument of `command` that is written like an option without dashes, such as key=body, where its
+    verb takes files, and that is no file; None if there is none.
+    """
+    click_command, _ = command_of(command.words)
+    arguments = {param.name for param in getattr(click_command, "params", ()) if param.param_type_name == "argument"}
+    if not arguments or "overrides" in arguments:
+        return None
+    words = (unit[0] for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
+    # because: the layout of an evaluation is given by settings
+    others = (word for word in words if not ("layout" in arguments and "." in word.partition("=")[0]))
+    return next((word for word in others if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
 
 
 def _problems(
@@ -98,13 +114,13 @@ def _problems(
     words that are no files, what is found when these are corrected, and settings.
     """
     problems, context, num_words = list[LmtrainError](), None, len(words)
-    while word := stray_word(command := Command.parse(words)):
+    while word := _stray_word(command := parse_line(words)):
         problems.append(UsageError(_explain_stray(word, command).text))
         found = advised(problems[-1], words)
         words = (found or command.without([word])).words
         context, error = _parse_again(words)
     while error is not None and len(problems) <= num_words:
-        problem = _explain(error, Command.parse(words))
+        problem = _explain(error, parse_line(words))
         if problems and PLACE_OF_OPTION.match(problem.text):
             break  # because: what is still to be filled in is no mistake
         if str(reported := UsageError(problem.text)) in map(str, problems):
@@ -113,7 +129,7 @@ def _problems(
         found = advised(reported, words)
         if found is None and "is not a command. " in problem.text:
             break  # because: what follows are words of that command
-        command = found or Command.parse(words).without(problem.names)
+        command = found or parse_line(words).without(problem.names)
         words = [*command.words, *problem.filler]
         context, error = _parse_again(words)
     if context is not None:
@@ -141,7 +157,7 @@ def _parse_again(words: Sequence[str]) -> tuple[Any, Any]:
         return None, None  # because: what is wrong beside click's rules is reported when the corrected line is typed
 
 
-def _explain(error: Any, command: Command) -> _Problem:
+def _explain(error: Any, command: TypedLine) -> _Problem:
     """Return what an error of click about the typed `command` means."""
     name, message = " ".join(("lmtrain", *command.verb)), " ".join(error.format_message().split())
     click_command, _ = command_of(command.words)
@@ -183,7 +199,7 @@ def _explain(error: Any, command: Command) -> _Problem:
     return _Problem(f"{_with_full_stop(message)} `{name} --help` shows how it is called.")
 
 
-def _explain_stray(word: str, command: Command) -> _Problem:
+def _explain_stray(word: str, command: TypedLine) -> _Problem:
     """Return the problem that an argument such as key=body is no file: what it says as an option."""
     if is_environment_variable(word.partition("=")[0]):
         return _Problem(f"{word} is not a file. {sentence_about_variable(word)} {leave_out(word)} here.", (word,))
@@ -212,7 +228,7 @@ def _explain_stray(word: str, command: Command) -> _Problem:
     return _Problem(f"{word} is not a file, and {with_other_ways(text, for_word)}", (word,))
 
 
-def _explain_unknown_option(option: str, name: str, params: Sequence[Any], command: Command) -> _Problem:
+def _explain_unknown_option(option: str, name: str, params: Sequence[Any], command: TypedLine) -> _Problem:
     """Return the problem that the verb `name` has no option `option`: its words in place of a similar option or of what
     other tools call so; for a verb that takes settings, everything in `command` that is another tool's.
     """
@@ -267,7 +283,7 @@ def _explain_unknown_option(option: str, name: str, params: Sequence[Any], comma
     return _Problem(f"{refusal} `{name}{_NO_ADVICE}", (option,))
 
 
-def _is_foreign(option: str, command: Command, own_options: Collection[str]) -> bool:
+def _is_foreign(option: str, command: TypedLine, own_options: Collection[str]) -> bool:
     """Return whether a word is an option that the verb has not: another tool's name of a setting, or no misspelling of
     an option that the verb has.
     """
@@ -284,7 +300,7 @@ def _is_foreign(option: str, command: Command, own_options: Collection[str]) -> 
     return is_known or not difflib.get_close_matches(option, own_options, n=1, cutoff=0.8)
 
 
-def _explain_dash(option: str, command: Command) -> _Problem | None:
+def _explain_dash(option: str, command: TypedLine) -> _Problem | None:
     """Return the problem of a setting or a switch of one letter that is typed as -KEY=VALUE, of which click names a
     letter as `option`; None if there is none.
     """
@@ -299,7 +315,7 @@ def _explain_dash(option: str, command: Command) -> _Problem | None:
 
 
 def _explain_synonym(
-    option: str, name: str, own_options: Collection[str], arguments: Sequence[str], command: Command
+    option: str, name: str, own_options: Collection[str], arguments: Sequence[str], command: TypedLine
 ) -> _Problem | None:
     """Return the problem of an option that other tools have for one of the verb's, for one of its arguments, or for
     what it does anyway; None if there is none.
@@ -323,7 +339,7 @@ def _explain_synonym(
     return None
 
 
-def _renamed(option: str, own: str, command: Command) -> str:
+def _renamed(option: str, own: str, command: TypedLine) -> str:
     """Return the marked option `own` of the verb, with all values that were typed for `option`."""
     words: list[str] = []
     for unit in _units(option, command):
@@ -342,7 +358,7 @@ def _renamed(option: str, own: str, command: Command) -> str:
     return way(*words, instead_of=option, shown=own) if words else own
 
 
-def _without_value(own: str, option: str, command: Command) -> str:
+def _without_value(own: str, option: str, command: TypedLine) -> str:
     """Return the marked option `own` of the verb, in place of `option`, which was typed without a value."""
     click_command, _ = command_of(command.words)
     param = next(param for param in click_command.params if own in param.opts)
@@ -350,7 +366,7 @@ def _without_value(own: str, option: str, command: Command) -> str:
     return fill_in(own, placeholder, instead_of=option) if placeholder.isalpha() else f"{own} {placeholder}"
 
 
-def _explain_extra_words(text: str, name: str, click_command: Any, command: Command) -> _Problem:
+def _explain_extra_words(text: str, name: str, click_command: Any, command: TypedLine) -> _Problem:
     """Return the problem that a verb takes fewer arguments: those in `text`, separated by blanks, are too many. An
     argument such as seed=1 is an option, if the verb has it.
     """
@@ -380,7 +396,7 @@ def _explain_extra_words(text: str, name: str, click_command: Any, command: Comm
     return _Problem(f"{text} {is_are} too much for {name}, which {taken}. {hint}.", tuple(extra))
 
 
-def _explain_switch(option: str, command: Command) -> _Problem:
+def _explain_switch(option: str, command: TypedLine) -> _Problem:
     """Return the problem that a switch has a value."""
     typed = next((unit[0] for unit in command.units if unit[0].startswith(f"{option}=")), option)
     value = typed.partition("=")[2]
@@ -392,7 +408,7 @@ def _explain_switch(option: str, command: Command) -> _Problem:
     return _Problem(f"{typed} has a value, but {option} is a switch. {way_out}", (typed,))
 
 
-def _explain_repeated(option: str, command: Command) -> _Problem:
+def _explain_repeated(option: str, command: TypedLine) -> _Problem:
     """Return the problem that an option that has one value is typed with several."""
     params = command_of(command.words)[0].params
     names = next(param.opts for param in params if option in param.opts)
@@ -424,7 +440,7 @@ def _explain_missing(param: Any, name: str, hint: Any) -> _Problem:
     return _Problem(f"{option} is not given, and {name} needs it. {way_out}", filler=filler)
 
 
-def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Problem:
+def _explain_value(param: Any, hint: Any, message: str, command: TypedLine) -> _Problem:
     """Return the problem that an option has a wrong value, which `message` of click or of the option's parser explains.
     """
     from lmtrain.config.name_suggestions import closest_value, number_meant
@@ -462,7 +478,7 @@ def _explain_value(param: Any, hint: Any, message: str, command: Command) -> _Pr
     return _Problem(f"{given} is refused: {rule}", (typed,), filler)
 
 
-def _argument_units(param: Any, command: Command) -> list[tuple[str, ...]]:
+def _argument_units(param: Any, command: TypedLine) -> list[tuple[str, ...]]:
     """Return the units that can be values of the argument `param`: arguments of one word stand before it."""
     arguments = [each for each in command_of(command.words)[0].params if each.param_type_name == "argument"]
     first = next((place for place, each in enumerate(arguments) if each.name == param.name), 0)
@@ -482,7 +498,7 @@ def _wrong_unit(units: Sequence[tuple[str, ...]], message: str) -> tuple[str, ..
     return units[-1] if units else ()
 
 
-def _units(option: str, command: Command) -> list[tuple[str, ...]]:
+def _units(option: str, command: TypedLine) -> list[tuple[str, ...]]:
     return [unit for unit in command.units if unit[0].partition("=")[0] == option]
 
 

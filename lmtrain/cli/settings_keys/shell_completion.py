@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from lmtrain.cli.settings_keys.describe_all_settings import Key, Section
+    from lmtrain.start.describe_all_settings import Key, Section
 
 Completion = tuple[str, str]  # the completed text, and its help
 
@@ -91,7 +91,7 @@ class _Completer:
 
     @cached_property
     def _sections(self) -> dict[str, Section]:
-        from lmtrain.cli.settings_keys.describe_all_settings import settings_sections
+        from lmtrain.start.describe_all_settings import settings_sections
 
         return settings_sections()
 
@@ -155,8 +155,8 @@ class _Completer:
         """Return the names of the files of a config group, such as "model", each with a short description; [] for an
         unknown group.
         """
-        from lmtrain.cli.settings_keys.describe_all_settings import config_headline
         from lmtrain.config.compose_run_settings import config_file
+        from lmtrain.start.describe_all_settings import config_headline
 
         return [
             (name, _first_clause(config_headline(file)))
@@ -168,8 +168,8 @@ class _Completer:
         """Return the Key entries of a settings section, such as "optim", of the kind that the command line or the
         defaults choose. If that choice is not known, return those of all kinds; return [] for an unknown section.
         """
-        from lmtrain.cli.settings_keys.describe_all_settings import CommentedFile, default_choices
         from lmtrain.config.compose_run_settings import config_file
+        from lmtrain.start.describe_all_settings import CommentedFile, default_choices
 
         section = self._sections.get(section_name)
         if section is None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lmtrain.errors import LayoutError, UsageError, example, fill_in, leave_out, own, way
-from lmtrain.layout import divisors
 from lmtrain.start.slurm_job.tasks_of_array import parse_array_tasks
 from lmtrain.units import plural
 
@@ -128,7 +127,7 @@ class SlurmOptions:
                 f"{_layout_way(parallel, (self.nodes or 1) * per_node)}{way(f'{option}={num_processes}')}."
             )
         if num_processes % per_node:
-            divisor = max(size for size in divisors(num_processes) if size <= per_node)
+            divisor = max(size for size in range(1, per_node) if num_processes % size == 0)
             raise LayoutError(
                 f"{option}={per_node} does not divide the {num_processes} processes of {layout}, but all nodes get the "
                 f"same number. Use {way(f'{option}={divisor}')} on {num_processes // divisor} nodes, or another layout."

@@ -127,6 +127,7 @@ _SRUN = (("SLURM_JOB_ID", "1"), ("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0"), ("
 RUNS = [
     Row("config list", "--config-dir", ("conf",), base=""),
     Row("config explain", "--run", ("runs/b",), base="optim.lr"),
+    Row("config explain", "--from-run", ("runs/b",), base="optim.lr"),
     Row("config explain", "--config-name", ("other",), plus="--config-dir conf", base="train.seed"),
     Row("eval", "--format", ("txt", "jsonl"), base="runs/a --task perplexity --data corpus.unknown", without=_ERROR),
     Row("pretrain", "--config-dir", ("conf",), plus="--dry-run", alone="it is slower without"),

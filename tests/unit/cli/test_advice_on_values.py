@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.cli.settings_keys.apply_advice import advised
+from lmtrain.cli.settings_keys.parse_typed_line import advised
 from lmtrain.errors import UsageError, own, way
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from lmtrain.cli.find_accepted_line import settings_problems
 from lmtrain.cli.main import app
-from lmtrain.cli.settings_keys import verb_synonyms
-from lmtrain.cli.settings_keys.apply_advice import Command, advised, command_of
 from lmtrain.cli.settings_keys.explain_click_errors import usage_error_from_click
+from lmtrain.cli.settings_keys.parse_typed_line import advised, command_of, parse_line
 from lmtrain.cli.subcommands import HELP, ClickError
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, shell_quoted
+from lmtrain.start.other_tools import verb_synonyms
 from tests.cli.harness import outcome
 from tests.cli.test_foreign_lines import final_words
 
@@ -31,7 +31,7 @@ def advice(line: str) -> str:
     found = advised(error, line.split())
     if found is None:
         return ""
-    lost = found.lost(Command.parse(line.split()))
+    lost = (" ".join(map(shell_quoted, unit)) for unit in found.lost_units(parse_line(line.split())))
     return " ".join([*found.words, *(text for text in lost if text not in str(error))])
 
 
@@ -133,7 +133,7 @@ def test_everything_wrong_is_told_once() -> None:
 
 
 def test_an_unknown_option_takes_the_value_that_follows() -> None:
-    assert Command.parse(["verify", "--foo", "3", "x"]).units == (("--foo", "3"), ("x",))
-    assert Command.parse(["verify", "--foo", "--json", "x"]).units == (("--foo",), ("--json",), ("x",))
-    several = Command.parse(["pretrain", "--data-path", "0.3", "a", "-1", "optim.lr=1"]).units
+    assert parse_line(["verify", "--foo", "3", "x"]).units == (("--foo", "3"), ("x",))
+    assert parse_line(["verify", "--foo", "--json", "x"]).units == (("--foo",), ("--json",), ("x",))
+    several = parse_line(["pretrain", "--data-path", "0.3", "a", "-1", "optim.lr=1"]).units
     assert several == (("--data-path", "0.3", "a", "-1"), ("optim.lr=1",))

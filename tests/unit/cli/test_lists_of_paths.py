@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.cli.settings_keys.apply_advice import Command, fits
+from lmtrain.cli.settings_keys.parse_typed_line import parse_line
 from lmtrain.errors import Way
+from lmtrain.start.other_tools.typed_line import fits
 
 
 @pytest.mark.parametrize(
@@ -17,10 +18,10 @@ from lmtrain.errors import Way
     ],
 )
 def test_a_list_is_taken_apart(typed: str, corrected: str) -> None:
-    command, way = Command.parse(typed.split()), Way(("a", "b"), ("a,b",))
+    command, way = parse_line(typed.split()), Way(("a", "b"), ("a,b",))
     assert fits(command, way)
     assert " ".join(command.apply(way).words) == corrected
 
 
 def test_a_setting_is_no_list_of_words() -> None:
-    assert not fits(Command.parse(["pretrain", "data.path=a,b"]), Way(("a", "b"), ("a,b",)))
+    assert not fits(parse_line(["pretrain", "data.path=a,b"]), Way(("a", "b"), ("a,b",)))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.settings.explain_setting import read_file_origins
 from lmtrain.config.compose_run_settings import Sources, compose_tree, conf_dir
 from lmtrain.config.setting_origins import Origin
+from lmtrain.start.explain_setting import read_file_origins
 
 
 @pytest.fixture

@@ -5,28 +5,26 @@ stages.decay.optim.lr. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.settings_keys.describe_all_settings import Key, read_config_text
 from lmtrain.config.compose_run_settings import (
     STAGE_CHOICES,
     Composed,
-    compose_adjusted,
-    composed_settings,
     conf_dir,
     config_file,
     group_choices,
 )
 from lmtrain.config.setting_origins import Origin, iter_leaves, origins_in_file
 from lmtrain.config.settings_base import show
-from lmtrain.config.settings_file import located_problems
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few, way
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
-from lmtrain.start.init_from_settings_and_import import sources_of_run
-from lmtrain.train.run_config import RunConfig, read_run_config
+from lmtrain.start.describe_all_settings import Key, read_config_text
+from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
+from lmtrain.train.run_config import RunConfig, read_run_config, with_resolved_paths
 from lmtrain.train.run_stage_settings import GROUPS, stage_may_set
 
 _ABSENT = object()
@@ -43,22 +41,21 @@ class ComposedSettings:
     """The settings of a run as composed from files and overrides, with the origin of each value."""
 
     composed: Composed
+    from_run: Path | None = None  # the earlier run of --from-run
 
     @classmethod
-    def compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
-        """Compose a run's settings from config files and overrides. Raise SettingsError on wrong values, but not on
-        required settings without a value.
+    def compose(cls, request: RunRequest) -> ComposedSettings:
+        """Compose a run's settings as `compose_run` does. Raise SettingsError on wrong values, but not on required
+        settings without a value.
         """
-        composed = None
-        with located_problems(overrides):
-            try:
-                composed = compose_adjusted(RunConfig, overrides, sources_of_run(overrides, config_dir, name))
-                composed_settings(RunConfig, composed)
-            except SettingsError as error:
-                wrong = [problem for problem in error.marked_problems if " is not set. " not in problem]
-                if wrong or composed is None:
-                    raise SettingsError(wrong or error.marked_problems) from error
-        return cls(composed)
+        composed = list[Composed]()
+        try:
+            compose_run(request, on_composed=composed.append)
+        except SettingsError as error:
+            wrong = [problem for problem in error.marked_problems if " is not set. " not in problem]
+            if wrong or not composed:
+                raise SettingsError(wrong or error.marked_problems) from error
+        return cls(composed[-1], request.from_run)
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -87,7 +84,21 @@ class ComposedSettings:
 
     def origin(self, key: str) -> str:
         """Return in words where the dotted key was set."""
-        return _describe_origin(self.composed.origins.nearest(key))
+        origin = self.composed.origins.nearest(key)
+        if origin is not None and origin.file in self._recorded:
+            recorded = self._recorded[origin.file].get(key)
+            is_same = recorded is not None and recorded.text == show(self.lookup(key.split(".")))
+            origin = recorded if is_same else Origin(f"--from-run={self.from_run}")
+        return _describe_origin(origin)
+
+    @cached_property
+    def _recorded(self) -> dict[Path, dict[str, Origin]]:
+        """The settings that the earlier run has recorded, with their lines, by the path of its config.json."""
+        recorded = {}
+        for path in {file.path for file in self.composed.sources.files.values()}:
+            file = read_yaml(path)
+            recorded[path] = origins_in_file(replace(file, data=with_resolved_paths(file.data, path.parent)))
+        return recorded
 
     def value(self, key: Key) -> dict[str, Any]:
         """Return a dict about a setting: its value (`value`) and where it was set, in words (`from`). If it has no

@@ -9,9 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
-from lmtrain.cli.settings_keys.options_by_verb import ABSENT, ANYWAY, WORDS
-from lmtrain.cli.subcommands import HELP, build_verb
-from lmtrain.errors import join_few
+from lmtrain.start.other_tools.options_by_verb import ABSENT, ANYWAY, WORDS
 
 # option of lmtrain -> the names of it in Megatron-LM, Hugging Face, lm-evaluation-harness, nanoGPT, litgpt and others
 OPTIONS = {
@@ -244,13 +242,3 @@ def named_alike(option: str, own_options: Iterable[str]) -> list[str]:
     """Return the options that share a word with `option`, as --min-tokens does with --min-length."""
     words = {*option.lstrip("-").split("-")} - _PLAIN_WORDS
     return [own for own in sorted(own_options) if words & {*own.lstrip("-").split("-")}]
-
-
-def verbs_with(option: str) -> str:
-    """Return the verbs of lmtrain that have this option, as the text of a message; "" if none has it."""
-    names, groups = list[str](), [([name], build_verb(name)) for name in HELP]
-    for words, command in groups:
-        groups += [([*words, word], each) for word, each in getattr(command, "commands", {}).items()]
-        if any(option in param.opts and not getattr(param, "hidden", False) for param in command.params):
-            names.append(f"`lmtrain {' '.join(words)}`")
-    return join_few(names)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import re
 
-from lmtrain.cli.settings_keys.apply_advice import Command
 from lmtrain.config.parse_and_apply_overrides import override_key
 from lmtrain.errors import LmtrainError, SettingsError, joined, leave_out, split_ways, way
 from lmtrain.start.other_tools.explain_foreign_line import explain_foreign_words, is_about, is_own_key
 from lmtrain.start.other_tools.foreign_options import FALSE
-from lmtrain.start.other_tools.typed_line import is_setting
+from lmtrain.start.other_tools.typed_line import TypedLine, is_setting
 
 _TASKS = re.compile(r"[\d,-]*\d(%\d+)?|%\d+")  # of a Slurm array, as in --array 0-3%2
 
 
-def explain_words(error: LmtrainError, command: Command) -> LmtrainError:
+def explain_words(error: LmtrainError, command: TypedLine) -> LmtrainError:
     """Return `error`, which refuses a typed command, with its problems of words that are options of the verb without
     their dashes, or settings of other tools, replaced by what to type.
     """
@@ -39,7 +38,7 @@ def explain_words(error: LmtrainError, command: Command) -> LmtrainError:
     return joined([*told, explain_foreign_words(others, command.without(words))])
 
 
-def _as_option(word: str, command: Command) -> str:
+def _as_option(word: str, command: TypedLine) -> str:
     """Return the marked advice for a word that is an option of the command's verb without its dashes; "" if it is none.
     """
     name, _, value = word.replace("==", "=", 1).partition("=")

@@ -1,6 +1,6 @@
-"""The settings of a run with type, default and meaning, and the reference page about them. Torch-free.
+"""The settings of a run with type, default and meaning. Torch-free.
 
-Used by `reference.py`, `lmtrain config` and shell completion. Keys and types are read from the dataclasses, meanings
+Used by the reference pages, `lmtrain config` and shell completion. Keys and types come from the dataclasses, meanings
 from the comments of conf/*.yaml, so that each is written only once.
 """
 
@@ -15,17 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args, get_origin
 
-from lmtrain.config.compose_run_settings import STAGE_GROUP, conf_dir, group_choices
+from lmtrain.config.compose_run_settings import conf_dir
 from lmtrain.config.name_suggestions import union_members
 from lmtrain.config.settings_base import Choice, Settings, kinds, show
 from lmtrain.config.strict_yaml import MAX_BYTES
 
-_INTRO = """# Settings
-
-Every key can be given on the command line as `key=value`, groups as `group=choice`; see
-[how settings work](../explanation/settings.md). A key without a default must be given. Counts take human sizes
-such as `10M` and `300B`.
-"""
 _TYPE_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
@@ -154,34 +148,6 @@ def all_keys() -> dict[str, list[Key]]:
     return keys
 
 
-def settings_page() -> str:
-    """Return the Markdown page with all settings."""
-    return "\n".join([_INTRO, *(line for section in settings_sections().values() for line in _section_lines(section))])
-
-
-def _section_lines(section: Section) -> Iterator[str]:
-    """Yield the Markdown text of a section of settings: its docstring, its choices, and a table of keys for each kind.
-    """
-    yield f"## {section.name}\n"
-    if doc := _written_docstring(section.base):
-        yield f"{doc}\n"
-    key = f"{section.name}.NAME" if section.has_names else section.name
-    if choices := group_choices().get(STAGE_GROUP if section.has_names else section.name):
-        yield f"Choices: {', '.join(f'`{key}={choice}`' for choice in choices)}.\n"
-    for kind, cls in section.kinds.items():
-        if kind:
-            yield f"### {section.name}, kind {kind}\n"
-            if doc := _written_docstring(cls):
-                yield f"{doc}\n"
-        lines = [
-            f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
-            f"{key.meaning.replace('|', '&#124;')} |"
-            for key in section.keys(kind)
-        ]
-        head = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
-        yield "\n".join([*head, *lines] if lines else ["No keys of its own."]) + "\n"
-
-
 def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: str) -> Iterator[Key]:
     """Yield a Key for each field of the settings class `cls` and of the settings classes nested in it. `path` is the
     dotted name of the section, `kind` the name of the choice that `cls` implements ("" if the section has only one),
@@ -258,12 +224,6 @@ def _source_comment(cls: type, name: str) -> str:
             match = re.search(line, inspect.getsource(owner), re.MULTILINE)
             return (match[2] or match[1] or "").replace("None:", "null:") if match else ""
     return ""
-
-
-def _written_docstring(cls: type) -> str:
-    """Return a class's docstring, unless it is the signature that dataclasses generate."""
-    doc = cls.__dict__.get("__doc__") or ""
-    return "" if doc.startswith(f"{cls.__name__}(") else " ".join(doc.split())
 
 
 class ConfigComments:

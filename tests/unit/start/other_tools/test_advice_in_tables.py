@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.cli.settings_keys import options_by_verb
 from lmtrain.config import foreign_names, ideas_without_counterpart, names_without_counterpart
 from lmtrain.config.compose_run_settings import compose
 from lmtrain.errors import LmtrainError
-from lmtrain.start.other_tools import foreign_options
+from lmtrain.start.other_tools import foreign_options, options_by_verb
 from lmtrain.train.run_config import RunConfig
 
 # places to fill in, and what stands there in the test

@@ -11,15 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from lmtrain.cli.settings_keys import options_by_verb as tables
-from lmtrain.cli.settings_keys.apply_advice import Command, command_of
-from lmtrain.cli.settings_keys.option_synonyms import NOTHING
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import leave_out, shell_quoted, way
 from lmtrain.runfolder.file_names import CHECKPOINTS, step_folder_name
+from lmtrain.start.other_tools import options_by_verb as tables
 from lmtrain.start.other_tools.foreign_options import FALSE, TRUE
+from lmtrain.start.other_tools.option_synonyms import NOTHING
+from lmtrain.start.other_tools.typed_line import TypedLine
 
-_STRAY = re.compile(r"[A-Za-z_][\w.-]*=.*", re.DOTALL)  # a word that can be meant as an option
 _KNOWN_SUFFIX = re.compile(r"\.(txt|jsonl|parquet|gz|bz2|xz|zst)$")
 # options of sbatch that the file does not have by itself: --sbatch=--NAME=VALUE gives them
 _SBATCH = (
@@ -46,7 +45,7 @@ _FORMATS_OF_OUTPUT = ("format", "output-format", "out-format", "fmt", "output-ty
 Words = tuple[list[str], bool]  # words to type, and whether the option has a value, which they replace
 
 
-def explain_by_verb(option: str, command: Command) -> str | None:
+def explain_by_verb(option: str, command: TypedLine) -> str | None:
     """Return the marked message about `option`, which the verb of `command` does not have, by the tables of the verb;
     None if they do not have it.
     """
@@ -87,24 +86,10 @@ def explain_by_verb(option: str, command: Command) -> str | None:
     return None
 
 
-def _has_unknown_suffix(command: Command) -> bool:
+def _has_unknown_suffix(command: TypedLine) -> bool:
     """Return whether an argument is standard input or a file whose suffix does not say its format."""
     words = [unit[0] for unit in command.units if len(unit) == 1]
     return "-" in words or any(os.path.isfile(word) and not _KNOWN_SUFFIX.search(word) for word in words)
-
-
-def stray_word(command: Command) -> str | None:
-    """Return the first argument of `command` that is written like an option without dashes, such as key=body, where its
-    verb takes files, and that is no file; None if there is none.
-    """
-    click_command, _ = command_of(command.words)
-    arguments = {param.name for param in getattr(click_command, "params", ()) if param.param_type_name == "argument"}
-    if not arguments or "overrides" in arguments:
-        return None
-    words = (unit[0] for unit in command.units if len(unit) == 1 and not unit[0].startswith("-"))
-    # because: the layout of an evaluation is given by settings
-    others = (word for word in words if not ("layout" in arguments and "." in word.partition("=")[0]))
-    return next((word for word in others if _STRAY.fullmatch(word) and not os.path.lexists(word)), None)
 
 
 def with_dashes(word: str) -> str:
@@ -118,7 +103,7 @@ def spelt(option: str) -> str:
     return option.lstrip("-").lower().replace("_", "-") if len(option) > 2 else option
 
 
-def _step_folder(command: Command, name: str, value: str) -> tuple[str, str] | None:
+def _step_folder(command: TypedLine, name: str, value: str) -> tuple[str, str] | None:
     """Return the typed run of a verb that reads a checkpoint, and the folder of its checkpoint of the step `value`."""
     if name not in tables.STEP_NAMES.split() or not value.isdecimal() or not is_among(
         " ".join(command.verb), tables.CHECKPOINT_VERBS
