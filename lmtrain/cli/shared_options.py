@@ -191,23 +191,15 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
         raise UsageError(f"{' and '.join(names)} {verb} no effect with {subject}. {way_out}.")
 
 
-def check_output_folder(option: str, output: Path) -> None:
-    """Raise OutputError if the folder in which the file `output` is to be written does not exist. `option` is the
-    option that named the file, for the message.
-    """
-    if not output.parent.is_dir():
-        raise OutputError(
-            f"{option} {output} cannot be written, because the folder {output.parent} does not exist. Create it, or "
-            "give a file in another folder."
-        )
-
-
 def check_output_file(option: str, output: Path, kind: Kind, *, overwrite: bool, is_default: bool = False) -> None:
     """Raise OutputError if what is at the place of an output file must stay, as `check_output` says, or if the folder
     of a file that was named does not exist. `option` is the option that named it, for the message.
     """
-    if not is_default:
-        check_output_folder(option, output)
+    if not (is_default or output.parent.is_dir()):
+        raise OutputError(
+            f"{option} {output} cannot be written, because the folder {output.parent} does not exist. Create it, or "
+            "give a file in another folder."
+        )
     check_output(output, kind, overwrite=overwrite, is_default=is_default)
 
 

@@ -1,7 +1,7 @@
 """The settings of a run with type, default and meaning. Torch-free.
 
-Used by the reference pages, `lmtrain config` and shell completion. Keys and types come from the dataclasses, meanings
-from the comments of conf/*.yaml, so that each is written only once.
+Used by the reference pages, `lmtrain config` and shell completion. Keys and types are read from the dataclasses,
+meanings from the comments of conf/*.yaml, so that each is written only once.
 """
 
 from __future__ import annotations

@@ -31,11 +31,6 @@ _ABSENT = object()
 _OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
 
 
-def read_file_origins(file: Path) -> dict[str, Origin]:
-    """Return the dotted keys of a config file with their values and lines."""
-    return origins_in_file(read_yaml(file))
-
-
 @dataclass(frozen=True)
 class ComposedSettings:
     """The settings of a run as composed from files and overrides, with the origin of each value."""
@@ -199,9 +194,9 @@ def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, 
                 continue
             is_global = read_config_text(file).startswith("# @package _global_")
             inside = name if is_global else rest if group == section else None
-            if inside and (origin := read_file_origins(file).get(inside)):
+            if inside and (origin := origins_in_file(read_yaml(file)).get(inside)):
                 yield {"choice": f"{group}={choice}", "value": origin.text}
-    if root := read_file_origins(conf_dir() / "pretrain.yaml").get(name):
+    if root := origins_in_file(read_yaml(conf_dir() / "pretrain.yaml")).get(name):
         yield {"choice": "conf/pretrain.yaml", "value": root.text}
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.settings_keys.shell_completion import _Completer, _rejoin_words
+from lmtrain.cli.settings_keys.shell_completion import _rejoin_words
 from lmtrain.config.compose_run_settings import group_choices
 from lmtrain.models.rotary_settings import RotarySettings
+from lmtrain.start.complete_settings import SettingsCompleter
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"
 ANGLES = {field.name for field in fields(RotarySettings)} - {"rotary_share"}
@@ -66,7 +67,7 @@ def test_groups_and_parts_for_zsh_with_their_help() -> None:
     ],
 )  # fmt: skip
 def test_names_and_keys_of_stages(typed: list[str], word: str, offered: set[str]) -> None:
-    found = {text for text, _ in _Completer(typed, None).completions(word) if text.startswith(word)}
+    found = {text for text, _ in SettingsCompleter(typed, None).completions(word) if text.startswith(word)}
     found -= {text for text in found if text.count(".") > 2 and word.count(".") < 3}  # keys below a group of the stage
     assert found == offered
 

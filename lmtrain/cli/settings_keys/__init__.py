@@ -1,1 +1,1 @@
-"""The keys of all settings: completed as they are typed, and listed with types and defaults."""
+"""The words of a command line: parsed, completed as they are typed, and explained where they are wrong."""

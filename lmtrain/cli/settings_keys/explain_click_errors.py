@@ -86,11 +86,8 @@ def error_of_stray_word(
     """Return a UsageError for a command line whose verb has taken a word such as key=body for a file that does not
     exist; None if it has none, or if lmtrain does not know what is meant.
     """
-    command = parse_line(argv)
-    word = _stray_word(command)
-    if word is None:
-        return None
-    return joined(_problems(list(argv), None, find_settings_problems))
+    problems = _problems(list(argv), None, find_settings_problems) if _stray_word(parse_line(argv)) else []
+    return joined(problems) if problems else None
 
 
 def _stray_word(command: TypedLine) -> str | None:

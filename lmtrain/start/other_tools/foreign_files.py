@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lmtrain.config.setting_origins import iter_leaves
 from lmtrain.config.settings_base import show
 from lmtrain.config.settings_file import FILE_NAMES
 from lmtrain.errors import LmtrainError
@@ -41,7 +42,8 @@ def file_words(file: str) -> list[str] | None:
     with suppress(OSError, ValueError, LmtrainError):
         if path.stat().st_size > _MAX_BYTES:
             return None
-        return [f"{key}={text}" for key, text in _words_below(_read(path))]
+        leaves = iter_leaves(_read(path))
+        return [f"{'.'.join(keys)}={_text(value)}" for keys, value in leaves if value is not None]
     return None
 
 
@@ -55,16 +57,6 @@ def _read(path: Path) -> Mapping[str, Any]:
     from lmtrain.config.strict_yaml import read_yaml
 
     return read_yaml(path).data
-
-
-def _words_below(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value as typed) for each setting in nested dicts."""
-    for name, value in node.items():
-        key = f"{above}{name}"
-        if isinstance(value, dict) and value:
-            yield from _words_below(value, f"{key}.")
-        elif value is not None:
-            yield key, _text(value)
 
 
 def _text(value: Any) -> str:

@@ -5,6 +5,8 @@ Called by explain_click_errors for a word that is no command.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.errors import way
 
@@ -124,10 +126,7 @@ _ABSENT = {
 def explain_verb(word: str) -> str | None:
     """Return the marked advice for a word that is no command but that of another tool; None if it is not known."""
     name = word.lower().replace("_", "-").removesuffix(".py")
-    for verb, names in _NAMES.items():
-        if name in names.split():
-            return f"Did you mean {way(*verb.split(), instead_of=word)}?"
-    return explain_absent(name) or idea_of(name)
+    return _meant(_NAMES, name, word) or explain_absent(name) or idea_of(name)
 
 
 def explain_subcommand(verb: str, word: str) -> str | None:
@@ -135,13 +134,23 @@ def explain_subcommand(verb: str, word: str) -> str | None:
     tools; None if it is not known.
     """
     name = word.lower().replace("_", "-")
-    for meant, names in _SUBCOMMANDS.get(verb, {}).items():
-        if name in names.split():
-            return f"Did you mean {way(*meant.split(), instead_of=word)}?"
-    absent = next((said for said, names in _NO_SUBCOMMANDS.get(verb, {}).items() if name in names.split()), None)
-    return absent or explain_absent(name) or idea_of(name)
+    absent = _named(_NO_SUBCOMMANDS.get(verb, {}), name) or explain_absent(name)
+    return _meant(_SUBCOMMANDS.get(verb, {}), name, word) or absent or idea_of(name)
 
 
 def explain_absent(word: str) -> str | None:
     """Return the sentence on a command that lmtrain lacks; None if the word is not known as one."""
-    return next((said for said, names in _ABSENT.items() if word in names.split()), None)
+    return _named(_ABSENT, word)
+
+
+def _meant(names_by_command: Mapping[str, str], name: str, word: str) -> str | None:
+    """Return the marked advice to type the command that other tools call `name` in place of `word`; None if no command
+    has this name.
+    """
+    command = _named(names_by_command, name)
+    return command and f"Did you mean {way(*command.split(), instead_of=word)}?"
+
+
+def _named(table: Mapping[str, str], name: str) -> str | None:
+    """Return the key of a table among whose names `name` is; None if it is among none."""
+    return next((key for key, names in table.items() if name in names.split()), None)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.compose_run_settings import Sources, compose_tree, conf_dir
-from lmtrain.config.setting_origins import Origin
-from lmtrain.start.explain_setting import read_file_origins
+from lmtrain.config.setting_origins import Origin, origins_in_file
+from lmtrain.config.strict_yaml import read_yaml
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_users_root_config_is_read_first(tmp_path: Path) -> None:
 def test_lines_of_a_shipped_file() -> None:
     path = conf_dir() / "schedule/wsd.yaml"
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = read_file_origins(path)
+    found = origins_in_file(read_yaml(path))
     assert {"kind", "warmup_steps", "decay", "min_ratio"} <= found.keys()
     for key, origin in found.items():
         assert lines[origin.line - 1].startswith(f"{key}: ")
