@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.config.settings_file import expand_settings_file
 from lmtrain.errors import DataError, UsageError, example, fill_in, join_few, joined, leave_out, own, spelling_hint, way
 from lmtrain.start.init_from_settings_and_import import compose_settings
-from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed_dataset import IndexedDataset
     from lmtrain.data.training_data_by_source import TrainingData
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
 
 def check_shown(*, prefix: str | None, overrides: list[str] | None, **options: Any) -> tuple[list[str], list[str]]:
@@ -115,6 +115,8 @@ def _within(documents: range, dataset: IndexedDataset) -> range:
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
+    from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
+
     path = given or dataset.tokenizer_path
     if given is None and not path.exists():
         raise UsageError(

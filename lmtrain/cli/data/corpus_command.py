@@ -331,7 +331,7 @@ def build(
     return echo(f"{settings.output}/report.json has all of this")
 
 
-def build_split(ratios: str, seed: int, by: str) -> SplitStep:
+def build_split(ratios: str, seed: int, by: Literal["text", "id"]) -> SplitStep:
     """Build the step `split` from its options; raise UsageError if `ratios` are no three shares that add up to 1."""
     from data_tools.corpus.split_sample_shuffle import SplitStep
 

@@ -148,8 +148,6 @@ def test_purposes_draw_different_numbers() -> None:
 def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> None:
     with pytest.raises(UsageError, match="--ratios"):
         SplitStep((0.5, 0.4, 0.2))
-    with pytest.raises(UsageError, match="--by=url"):
-        SplitStep((1.0, 0.0, 0.0), by="url")
     with pytest.raises(UsageError, match="both say how much is drawn"):
         check_sample_size(fraction=0.1, count=3)
     with pytest.raises(UsageError, match="--fraction=2"):
