@@ -133,8 +133,7 @@ class GPTSettings(RotarySettings, TransformerSettings):
         angles.
         """
         if self.layer_pattern is None:
-            kind = LayerKind(window=self.window is not None, rotary=self.positions == "rotary")
-            return (kind,) * self.num_layers
+            return (LayerKind(window=self.window is not None, rotary=self.positions == "rotary"),) * self.num_layers
         return tuple(LAYER_LETTERS[self.layer_pattern[i % len(self.layer_pattern)]] for i in range(self.num_layers))
 
     @cached_property

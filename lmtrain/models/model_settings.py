@@ -82,8 +82,9 @@ class ModelSettings(Choice):
     @cached_property
     def num_embedding_parameters(self) -> int:
         """The number of them that are embeddings: of tokens, positions and segments."""
-        shapes = unpadded_shapes(self).items()
-        return sum(math.prod(shape) for name, shape in shapes if name.startswith("embedding."))
+        return sum(
+            math.prod(shape) for name, shape in unpadded_shapes(self).items() if name.startswith("embedding.")
+        )
 
     @abstractmethod
     def weights(self) -> dict[str, Shape]:

@@ -29,9 +29,7 @@ class ScheduleSettings(Choice):
         """Return the learning rate at the step `step`, counted from 0, as a share of the peak learning rate: a factor
         in [0, 1]. `total_steps` is the length of the run.
         """
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        return self.after_warmup(step, total_steps)
+        return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.after_warmup(step, total_steps)
 
     @property
     def start_step(self) -> int:

@@ -181,9 +181,7 @@ def to_json_data(value: Any) -> Any:
         return {str(key): to_json_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json_data(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json_data(value: Any) -> Any:

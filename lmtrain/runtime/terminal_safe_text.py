@@ -59,9 +59,8 @@ def warn(text: str | None) -> None:
     """Write `text` to standard error as a warning, unless it is None; ignore an error of the write."""
     if text is None:
         return
-    errors = sys.stderr  # looked up on each call, because a live view may have replaced it
     with suppress(OSError):
-        write_line(f"warning: {plain_text(text)}", errors)
+        write_line(f"warning: {plain_text(text)}", sys.stderr)  # looked up here: a live view may have replaced it
 
 
 def write_line(text: str, stream: TextIO) -> None:

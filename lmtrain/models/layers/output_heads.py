@@ -40,8 +40,7 @@ def padded_bias(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tensor 
 
 def cap_logits(logits: Tensor, cap: float) -> Tensor:
     """Return cap x tanh(logits / cap); -inf at padding stays -inf."""
-    capped = cap * torch.tanh(logits / cap)
-    return torch.where(logits == float("-inf"), logits, capped)
+    return torch.where(logits == float("-inf"), logits, cap * torch.tanh(logits / cap))
 
 
 class MaskedHead(nn.Module):

@@ -176,7 +176,6 @@ def _refit(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
     num = len(clocks.offset_ns)
     u = (rows.at_ns - clocks.middle_ns) / reach
     weight: Floats = 1 / rows.sigma_ns**2
-    solution: Floats = np.zeros(2 * num)
     prior = 1 / max(_DRIFT * reach, 1.0) ** 2
     tilt = clocks.rate * reach  # drift of the previous round
     for _ in range(4):

@@ -85,23 +85,20 @@ def _is_empty(path: Path) -> bool:
 def begins_with(*beginnings: bytes) -> Callable[[Path], bool]:
     """Return a function that says whether the file at a path begins with one of these bytes."""
 
-    def fits(path: Path) -> bool:
-        with suppress(OSError), open(path, "rb") as file:
-            return file.read(max(map(len, beginnings))).startswith(beginnings)
-        return False
-
-    return fits
+    return lambda path: _head(path, max(map(len, beginnings))).startswith(beginnings)
 
 
 def holds(mark: str) -> Callable[[Path], bool]:
     """Return a function that says whether the beginning of the file at a path, 64 KiB, holds this text."""
 
-    def fits(path: Path) -> bool:
-        with suppress(OSError), open(path, "rb") as file:
-            return mark.encode() in file.read(_HEAD_BYTES)
-        return False
+    return lambda path: mark.encode() in _head(path, _HEAD_BYTES)
 
-    return fits
+
+def _head(path: Path, num_bytes: int) -> bytes:
+    """Return the first bytes of the file at a path, at most `num_bytes`; none if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(num_bytes)
+    return b""
 
 
 def has_rows_with(*keys: str) -> Callable[[Path], bool]:

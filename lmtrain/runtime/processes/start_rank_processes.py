@@ -376,9 +376,7 @@ def _platform_problem() -> str | None:
         return "LMTRAIN_FORK=0 asks for it"
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} does not let one process adopt what another has forked"
-    if not _adopts_orphans():
-        return "the system does not let this process adopt what another has forked"
-    return None
+    return None if _adopts_orphans() else "the system does not let this process adopt what another has forked"
 
 
 def _adopts_orphans() -> bool:
