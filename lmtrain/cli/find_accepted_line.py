@@ -462,7 +462,7 @@ def _check_shares(params: Mapping[str, Any]) -> None:
 
 
 def _check_shown(params: Mapping[str, Any]) -> None:
-    from lmtrain.start.choose_documents_and_samples import check_shown
+    from lmtrain.start.facts_of_outputs.choose_documents_and_samples import check_shown
 
     names = ("prefix", "overrides", "sample", "document", "random", "seed", "run", "config_dir", "stage")
     check_shown(**{name: params[name] for name in names})
@@ -483,7 +483,7 @@ def _check_branches(params: Mapping[str, Any]) -> None:
 
 
 def _check_question(params: Mapping[str, Any]) -> None:
-    from lmtrain.start.plan_question_and_search import error_of_layout, read_question
+    from lmtrain.start.plans.plan_question_and_search import error_of_layout, read_question
 
     if not params["calibrate"]:
         names = ("layout", "config_dir", "config_name")
@@ -493,7 +493,7 @@ def _check_question(params: Mapping[str, Any]) -> None:
 
 
 def _check_explained(params: Mapping[str, Any]) -> None:
-    from lmtrain.start.explain_setting import ComposedSettings
+    from lmtrain.start.explain.explain_setting import ComposedSettings
     from lmtrain.start.settings_from_earlier_run import RunRequest
 
     request = RunRequest(params["overrides"] or [], params["config_dir"], params["config_name"], params["from_run"])

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lmtrain.config.compose_run_settings import STAGE_CHOICES, STAGE_GROUP, config_file, group_choices
-from lmtrain.start.describe_all_settings import (
+from lmtrain.start.explain.describe_all_settings import (
     CommentedFile,
     Key,
     Section,

@@ -12,7 +12,7 @@ import time
 
 from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.plan.search.order_layouts_by_speed import CostModel, LayoutLimits, rank_layouts
-from lmtrain.start.plan_question_and_search import read_question
+from lmtrain.start.plans.plan_question_and_search import read_question
 
 
 def main() -> None:

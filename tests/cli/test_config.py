@@ -12,7 +12,7 @@ import yaml
 from lmtrain.config.compose_run_settings import conf_dir, group_choices
 from lmtrain.config.settings_base import kinds
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.start.describe_all_settings import all_keys
+from lmtrain.start.explain.describe_all_settings import all_keys
 from tests.cli.harness import lmtrain
 from tests.marks import wide
 

@@ -22,7 +22,7 @@ from lmtrain.cli.reference import generate_pages, list_commands, main, settings_
 from lmtrain.config.compose_run_settings import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.exchange.huggingface.model_family_base import families
-from lmtrain.start.describe_all_settings import CommentedFile
+from lmtrain.start.explain.describe_all_settings import CommentedFile
 from lmtrain.train.run_config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 

@@ -160,7 +160,11 @@ def show(
 
     A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
     """
-    from lmtrain.start.choose_documents_and_samples import check_shown, open_samples, parse_number_range
+    from lmtrain.start.facts_of_outputs.choose_documents_and_samples import (
+        check_shown,
+        open_samples,
+        parse_number_range,
+    )
 
     given, settings = check_shown(
         prefix=prefix, overrides=overrides, sample=sample, document=document, random=random, seed=seed, run=run,
@@ -232,7 +236,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     """Build the index files that a run with these settings needs, so that the run does not have to build them at its
     start.
     """
-    from lmtrain.start.indexes_and_shares_of_datasets import build_indexes
+    from lmtrain.start.facts_of_outputs.indexes_and_shares_of_datasets import build_indexes
     from lmtrain.start.init_from_settings_and_import import compose_settings
 
     facts = build_indexes(compose_settings(overrides or [], config_dir=config_dir))
@@ -244,7 +248,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Show how many samples and tokens each dataset contributes to a run with these settings, or to each of its stages.
     """
-    from lmtrain.start.indexes_and_shares_of_datasets import shares_of_datasets
+    from lmtrain.start.facts_of_outputs.indexes_and_shares_of_datasets import shares_of_datasets
     from lmtrain.start.init_from_settings_and_import import compose_settings
 
     rows, total = shares_of_datasets(compose_settings(overrides or [], config_dir=config_dir))
@@ -267,7 +271,7 @@ def _show_documents(
     """Print the documents of a dataset whose numbers are in the ranges `documents`, or `num_random` random ones if it
     is None, each cut to `max_tokens` tokens (None: whole). They are printed as text, or with `ids` as token ids.
     """
-    from lmtrain.start.choose_documents_and_samples import choose_documents
+    from lmtrain.start.facts_of_outputs.choose_documents_and_samples import choose_documents
 
     dataset, numbers, tokenizer = choose_documents(
         prefix, documents, num_random, seed, reads_text=not ids, tokenizer_path=tokenizer_path

@@ -14,7 +14,7 @@ from pathlib import Path
 from lmtrain.cli.plan.print_layout_ranking import layout_row
 from lmtrain.cli.settings.config_command import model_row
 from lmtrain.config.compose_run_settings import config_file, group_choices
-from lmtrain.start.plan_question_and_search import PlanResult, find_layouts, read_question
+from lmtrain.start.plans.plan_question_and_search import PlanResult, find_layouts, read_question
 
 _HARDWARE = "h100"
 _GPUS = (1, 8, 64, 512)

@@ -109,7 +109,7 @@ def plan(
         )
     from lmtrain.cli.plan.print_layout_ranking import plan_page, print_plan
     from lmtrain.runtime.files.atomic_files import atomic_file
-    from lmtrain.start.plan_question_and_search import (
+    from lmtrain.start.plans.plan_question_and_search import (
         find_layouts,
         keeps_activations,
         read_question,

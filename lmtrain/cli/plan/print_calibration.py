@@ -10,7 +10,7 @@ from lmtrain.cli.screen.print_facts_and_tables import print_table
 from lmtrain.cli.screen.print_messages_and_json import echo, print_json
 from lmtrain.cli.shared_options import refuse_unused_overwrite
 from lmtrain.observe.screen.metrics_row_text import format_milliseconds
-from lmtrain.start.calibrate_on_runs import calibrate_runs, check_hardware_file
+from lmtrain.start.plans.calibrate_on_runs import calibrate_runs, check_hardware_file
 
 
 def print_calibration(

@@ -37,7 +37,7 @@ from lmtrain.plan.search.predict_layout_cost import (
     simulate_step,
     why_slower,
 )
-from lmtrain.start.plan_question_and_search import PlanResult
+from lmtrain.start.plans.plan_question_and_search import PlanResult
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _MAX_RANKS = 8

@@ -21,7 +21,7 @@ from lmtrain.config.ideas_without_counterpart import idea_of
 from lmtrain.config.settings_base import show as as_typed
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import UsageError, leave_out, spelling_hint, way
-from lmtrain.start.describe_all_settings import (
+from lmtrain.start.explain.describe_all_settings import (
     all_keys,
     config_headline,
     default_choices,
@@ -118,7 +118,7 @@ def explain(
     For a section, such as `optim`, print the value and the meaning of each of its keys, the line or the override that
     has set it, and the choices of the section.
     """
-    from lmtrain.start.explain_setting import (
+    from lmtrain.start.explain.explain_setting import (
         ComposedSettings,
         held_by_stage,
         history_rows,

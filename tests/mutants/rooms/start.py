@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         name="larger_nodes_with_the_same_network",
-        file="lmtrain/start/plan_question_and_search.py",
+        file="lmtrain/start/plans/plan_question_and_search.py",
         function="with_gpus_per_node",
         old="nic = hardware.nic_GBps * gpus / hardware.gpus_per_node",
         new="nic = hardware.nic_GBps",
@@ -164,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_planned_layout_that_is_never_legal_is_only_called_so",
-        file="lmtrain/start/plan_question_and_search.py",
+        file="lmtrain/start/plans/plan_question_and_search.py",
         function="no_legal_layout_error",
         old="if words or keys:",
         new="if words:",
@@ -230,7 +230,7 @@ MUTANTS = [
     ),
     Mutant(
         name="step_times_with_validations_in_them",
-        file="lmtrain/start/calibrate_on_runs.py",
+        file="lmtrain/start/plans/calibrate_on_runs.py",
         function="_step_times",
         old="in pairwise(rows):",
         new='in pairwise([row for row in rows if row["event"] == "step"]):',
@@ -286,7 +286,7 @@ MUTANTS = [
     ),
     Mutant(
         name="epochs_of_a_blend_added_up",
-        file="lmtrain/start/indexes_and_shares_of_datasets.py",
+        file="lmtrain/start/facts_of_outputs/indexes_and_shares_of_datasets.py",
         function="shares_of_datasets",
         old="""total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}""",
         new="""total |= {"dataset": f"{len(rows)} datasets"}""",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         name="samples_cut_as_a_new_run_would",
-        file="lmtrain/start/choose_documents_and_samples.py",
+        file="lmtrain/start/facts_of_outputs/choose_documents_and_samples.py",
         function="open_samples",
         old="split_rule_of(open_resume_checkpoint(config, newest))",
         new="split_rule_of(open_resume_checkpoint(config, None))",

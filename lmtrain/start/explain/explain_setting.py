@@ -22,7 +22,7 @@ from lmtrain.config.settings_base import show
 from lmtrain.config.strict_yaml import read_yaml
 from lmtrain.errors import LmtrainError, SettingsError, UsageError, join_few, way
 from lmtrain.runfolder.settings_differences import flatten, read_settings_history
-from lmtrain.start.describe_all_settings import Key, read_config_text
+from lmtrain.start.explain.describe_all_settings import Key, read_config_text
 from lmtrain.start.settings_from_earlier_run import RunRequest, compose_run
 from lmtrain.train.run_config import RunConfig, read_run_config, with_resolved_paths
 from lmtrain.train.run_stage_settings import GROUPS, stage_may_set

@@ -27,7 +27,7 @@ from lmtrain.runfolder.folder_reader import not_a_run
 from lmtrain.runfolder.metrics_rows import read_metrics
 from lmtrain.runtime.files.atomic_files import atomic_file
 from lmtrain.runtime.files.existing_output import Kind, check_output, holds
-from lmtrain.start.plan_question_and_search import load_hardware
+from lmtrain.start.plans.plan_question_and_search import load_hardware
 from lmtrain.train.layouts.dry_run_speed_and_memory import planned_run
 from lmtrain.train.run_config import RunConfig, read_run_config
 
