@@ -52,13 +52,8 @@ class ComposedSettings:
                 raise SettingsError(wrong or error.marked_problems) from error
         return cls(composed[-1], request.from_run)
 
-    @property
-    def tree(self) -> dict[str, Any]:
-        return self.composed.tree
-
     def kind(self, section: str) -> str:
-        part = self.tree.get(section)
-        return str(part.get("kind", "")) if isinstance(part, dict) else ""
+        return str(self.lookup([section, "kind"], ""))
 
     def key_of_chosen_kind(self, keys: Sequence[Key]) -> Key | None:
         """Return the entry of `keys` for the kind that the run uses, or None if that kind has no such key."""
@@ -66,13 +61,13 @@ class ComposedSettings:
 
     def has_section(self, key: Key) -> bool:
         """Return True if a key's section is not null; `hardware` is null if no machine is named."""
-        return key.section not in _OPTIONAL or self.tree.get(key.section) is not None
+        return key.section not in _OPTIONAL or self.lookup([key.section]) is not None
 
     def lookup(self, path: Sequence[str], default: Any = None) -> Any:
         """Return the value of a setting in the composed settings, or `default` if it has none. `path` lists the words
         of its dotted key: ["optim", "lr"].
         """
-        node: Any = self.tree
+        node: Any = self.composed.tree
         for word in path:
             node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
         return default if node is _ABSENT else node
@@ -147,7 +142,7 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) 
     # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
     # value
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
-    of_stages = {".".join(path): value for path, value in iter_leaves(run.tree.get("stages") or None, ("stages",))}
+    of_stages = {".".join(path): value for path, value in iter_leaves(run.lookup(["stages"]), ("stages",))}
     return [
         row
         for name, row in rows.items()
