@@ -69,11 +69,6 @@ def ranking_measure(run: Path) -> str:
     return str(settings.get("best_by", DEFAULT_MEASURE)) if isinstance(settings, dict) else DEFAULT_MEASURE
 
 
-def checkpoint_scores(run: Path) -> dict[int, float]:
-    """Return step -> score from the rows of a run's metrics; a higher score is better."""
-    return score_by_step(read_metrics(run / METRICS), ranking_measure(run))
-
-
 _attempt_numbers = itertools.count()
 
 
@@ -259,7 +254,7 @@ def best_checkpoint(run: Path) -> Path:
     that the run's setting checkpoint.best_by names. Raise MissingInputError if no checkpoint has a value.
     """
     by_step = {step_from_name(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}
-    ranked = rank_checkpoints(by_step, checkpoint_scores(run))
+    ranked = rank_checkpoints(by_step, score_by_step(read_metrics(run / METRICS), ranking_measure(run)))
     if not ranked:
         raise MissingInputError(
             f"{run}{BEST_SUFFIX} does not exist, because no checkpoint of {run} has a value of {ranking_measure(run)}. "

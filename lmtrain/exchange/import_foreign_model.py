@@ -70,8 +70,7 @@ def _check_existing(output: Path, made: str, overwrite: bool) -> Found:
     existing = latest_checkpoint(output)
     if existing is None:
         return Found.NOTHING
-    is_same = _imported(existing).get("made_from") == made
-    return check_output(existing, _IMPORT, overwrite=overwrite, is_same=is_same)
+    return check_output(existing, _IMPORT, overwrite=overwrite, is_same=_imported(existing).get("made_from") == made)
 
 
 def _imported(checkpoint: Path) -> dict[str, Any]:

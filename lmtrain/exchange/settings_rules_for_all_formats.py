@@ -73,5 +73,4 @@ def shortest_pattern(letters: str) -> str:
     repeated (the last time perhaps in part); an empty text for an empty one.
     """
     num = len(letters)
-    lengths = range(1, num + 1)
-    return next((letters[:n] for n in lengths if (letters[:n] * (num // n + 1))[:num] == letters), "")
+    return next((letters[:n] for n in range(1, num + 1) if (letters[:n] * (num // n + 1))[:num] == letters), "")

@@ -115,9 +115,8 @@ class ColumnLinear(SummingModule):
         self.bias = None if linear.bias is None else _new_part(linear.bias, cut, axis)
 
     def forward(self, x_BTD: Tensor, *, add_bias: bool = True) -> Tensor:
-        bias = self.bias if add_bias else None
         return column_linear(
-            x_BTD, self.weight, bias, self.axis,
+            x_BTD, self.weight, self.bias if add_bias else None, self.axis,
             sequence_parallel=self.sequence_parallel, gradient_total=self.gradient_total,
         )  # fmt: skip
 

@@ -137,9 +137,7 @@ class RunConfig(Settings):
     @property
     def total_steps(self) -> int:
         """The number of steps of the run, all stages together."""
-        if self.stages:
-            return self.stage_configs[-1].end_step
-        return count_steps(self.train, self.seq_len)
+        return self.stage_configs[-1].end_step if self.stages else count_steps(self.train, self.seq_len)
 
     first_step = 0  # the first step of the stage that these settings are for
     stage_name = ""  # "" if the run has no stages
@@ -525,6 +523,5 @@ def _prefix_paths(folder: Path, key: str, setting: Any) -> Any:
         return setting
     if key == "checkpoint.resume" and setting in ("auto", "none"):
         return setting
-    if key == "data.text" and setting.startswith("~"):
-        return setting  # because: it begins in the user's home
-    return str(folder / setting)
+    # because: a text that begins with ~ is in the user's home
+    return setting if key == "data.text" and setting.startswith("~") else str(folder / setting)

@@ -223,9 +223,11 @@ def _mscale_factor(rope: Config, values: Config) -> Config:
     """
     scales: tuple[Any, Any] = (rope.get("mscale"), rope.get("mscale_all_dim"))
     factor: Any = values.get("rotary_factor")
-    if values.get("rotary_attention_factor") is not None or not all(map(is_number, (*scales, factor))):
-        return {}
-    if not all(scales):  # because: transformers takes the usual factor unless both are given
+    if (
+        values.get("rotary_attention_factor") is not None
+        or not all(map(is_number, (*scales, factor)))
+        or not all(scales)  # because: transformers takes the usual factor unless both are given
+    ):
         return {}
     above, below = (1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0 for scale in scales)
     return {"rotary_attention_factor": above / below}

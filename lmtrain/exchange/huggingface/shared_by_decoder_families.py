@@ -95,9 +95,7 @@ def pattern_setting(has_window: Sequence[bool], has_rotary: Sequence[bool] | Non
     letters = {kind: letter for letter, kind in LAYER_LETTERS.items()}
     layers = zip(has_window, rotary, strict=True)
     text = "".join(letters[LayerKind(window=window, rotary=turns)] for window, turns in layers)
-    if set(text) in ({"w"}, {"f"}) or not text:
-        return None
-    return shortest_pattern(text)
+    return None if set(text) in ({"w"}, {"f"}, set()) else shortest_pattern(text)
 
 
 def all_but_each(period: int, num_layers: object) -> list[bool]:
@@ -126,8 +124,7 @@ def late_window_settings(c: Config, problems: list[str]) -> Config:
     if has_window is None:
         if window is None:
             return {"window": None, "layer_pattern": None}
-        sizes = (num_layers, first)
-        if not all(type(size) is int and 0 <= size <= MAX_LAYERS for size in sizes):
+        if not all(type(size) is int and 0 <= size <= MAX_LAYERS for size in (num_layers, first)):
             problems.append(
                 f"num_hidden_layers={show(num_layers)} and max_window_layers={show(first)} would have to be numbers of "
                 "layers"

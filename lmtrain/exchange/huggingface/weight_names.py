@@ -59,8 +59,7 @@ class WeightMapping:
             for ours in tensor.rows:
                 start, stop = max(ours.start, rows.start), min(ours.stop, rows.stop)
                 if start < stop:
-                    theirs = range(at + start - ours.start, at + stop - ours.start)
-                    found.append(RowPlace(start, index, theirs))
+                    found.append(RowPlace(start, index, range(at + start - ours.start, at + stop - ours.start)))
                 at += len(ours)
         return sorted(found, key=lambda place: place.first)
 

@@ -11,7 +11,7 @@ import pickletools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 from lmtrain.errors import DataError, shorten
 
@@ -24,18 +24,10 @@ MAX_DEPTH = 100
 _MAX_LINE_BYTES = 1 << 20
 
 
-class ReadableFile(Protocol):
-    """The methods of a file that pickletools calls."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def readline(self, size: int, /) -> bytes: ...
-
-
 class BoundedFile:
     """A file from which at most MAX_PICKLE_BYTES are read, whatever lengths a pickle in it claims."""
 
-    def __init__(self, file: ReadableFile) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file, self._bytes_left = file, MAX_PICKLE_BYTES
 
     def read(self, size: int) -> bytes:

@@ -164,9 +164,7 @@ class TorchFile:
         if isinstance(value, tuple) and not isinstance(value, (Global, PersistentId)):
             # because: pickles share what is the same, and one that nests pairs of the same would never end
             return resolved.setdefault(id(value), tuple(self._resolve(v, resolved, depth + 1) for v in value))
-        if isinstance(value, CallRecord):
-            return self._resolve_call(value, resolved, depth + 1)
-        return value
+        return self._resolve_call(value, resolved, depth + 1) if isinstance(value, CallRecord) else value
 
     def _resolve_call(self, value: CallRecord, resolved: dict[int, Any], depth: int) -> Any:
         resolved[id(value)] = value

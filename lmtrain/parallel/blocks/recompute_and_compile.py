@@ -131,9 +131,7 @@ def _checkpoint_options(kind: str, dropout_seeds: DropoutSeeds, *, compiled: boo
         save_operators = partial(create_selective_checkpoint_contexts, _checkpoint_policy)
         context_fn = save_operators if compiled else partial(_combine_contexts, save_operators, dropout_seeds.contexts)
         return options | {"context_fn": context_fn}
-    if kind == "attention" and compiled:
-        return options
-    return options | {"context_fn": dropout_seeds.contexts}
+    return options if kind == "attention" and compiled else options | {"context_fn": dropout_seeds.contexts}
 
 
 def _checkpoint_policy(context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:

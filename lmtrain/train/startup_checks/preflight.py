@@ -449,8 +449,7 @@ def _fewer_checkpoints_hint(config: RunConfig, num_fitting: int, num_existing: i
     if num_fitting > 1 and (keep_last == "all" or num_fitting <= keep_last):
         return f"set {way(f'checkpoint.keep_last={num_fitting - 1}')}, "
     at_end = way("checkpoint.interval_steps=0", "checkpoint.interval_s=null")
-    hint = f"set {at_end} to save only at the end, "
-    return hint if num_fitting == 1 and not num_existing else ""
+    return f"set {at_end} to save only at the end, " if num_fitting == 1 and not num_existing else ""
 
 
 def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:

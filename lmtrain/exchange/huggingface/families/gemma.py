@@ -73,10 +73,9 @@ class _AnyGemma(RotaryDecoder):
 
     def rules(self, s: GPTSettings) -> list[Rule]:
         exact = math.sqrt(s.width)
-        choices = [rounded(exact, dtype) for dtype in _TYPES]
         return [
             *self.word_rules(s),
-            (rounded(s.embedding_scale, "float32") in choices,
+            (rounded(s.embedding_scale, "float32") in (rounded(exact, dtype) for dtype in _TYPES),
              f"model.embedding_scale={show(s.embedding_scale)} would have to be {exact:g}, the square root of "
              f"model.width, as fp32, bf16 or fp16 rounds it"),
         ]  # fmt: skip
@@ -254,11 +253,10 @@ def _layer_rules(s: GPTSettings) -> list[Rule]:
     message if it does not).
     """
     key = "positions" if s.layer_pattern is None else "layer_pattern"
-    factor = _query_factor(s)
     return [
         (all(kind.rotary for kind in s.layer_kinds),
          f"model.{key}={show(getattr(s, key))} would have to give all layers rotary angles"),
-        (factor is not None,
+        (_query_factor(s) is not None,
          f"model.attention_scale={show(s.attention_scale)} would have to be 1 / sqrt of a whole number"),
         # because: transformers 5 refuses other numbers
         (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
