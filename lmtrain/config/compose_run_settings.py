@@ -190,7 +190,9 @@ def _remaining_problems(
     except (SettingsError, LayoutError) as failure:
         for problem in failure.marked_problems:
             text = split_ways(problem)[0]
-            is_alternative = " is not set. " in text and any(f" {start}" in text for start in starts)
+            # because: what a refused override would have given is asked for in its absence
+            is_asked_for = " is not set. " in text or " is left for the branch" in text
+            is_alternative = is_asked_for and any(f" {start}" in text for start in starts)
             is_alternative |= " alone is no " in text  # because: the rest of the group may be what was refused
             if not (problem.startswith(starts) or is_alternative or any(part in problem for part in follow_ups)):
                 yield problem

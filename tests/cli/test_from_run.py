@@ -189,6 +189,9 @@ def test_it_goes_on_or_branches_off(trained: Path, tmp_path: Path) -> None:
     refused = lmtrain("pretrain", "--from-run", trained, f"run.dir={tmp_path / 'same'}", code=2)
     assert "no step is left for it. Give the length of the whole run, as in train.steps=1006;" in refused
     assert not (tmp_path / "same").exists()
+    words = ["--from-run", trained, f"run.dir={tmp_path / 'branch'}", "data.document_mask=true"]
+    assert "no step is left for the branch" in lmtrain("pretrain", *words, "optim.lrr=1", code=2)
+    assert "is left for the branch" not in lmtrain("pretrain", *words, "train.steps=8,9", code=2)
     words = ["--from-run", trained, f"run.dir={tmp_path / 'branch'}", "train.steps=8", "optim.lr=1e-4"]
     assert f"continuing from {trained}" in lmtrain("pretrain", *words)
     made = json.loads((tmp_path / "branch/config.json").read_text())
