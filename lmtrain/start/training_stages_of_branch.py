@@ -6,6 +6,7 @@ Used by `--from-run`. Works on settings as nested dicts, before they are checked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,14 +174,18 @@ class BranchPoint:
         """
         for key in ("tokens", "steps"):
             if f"train.{key}" in typed and train.get(key) is not None:
-                total = parse_count(str(train[key])) if isinstance(train[key], str) else train[key]
+                total = train[key]
+                if isinstance(total, str):
+                    with suppress(ValueError):  # because: the check of all settings says what is wrong with it
+                        total = parse_count(total)
+                if not isinstance(total, int):
+                    return {key: total}
                 done = self.step if key == "steps" else self._tokens(parent)
-                if not isinstance(total, int) or total <= done:
-                    more = f"Use {own(done + total)} for that many more" if isinstance(total, int) else "Give more"
+                if total <= done:
                     raise SettingsError([
                         f"train.{key}={typed[f'train.{key}']} is the length of the whole run, of which {done} {key} "
-                        f"are done at the checkpoint of step {self.step}. {more}, or stages.NAME.{key} for the "
-                        "branch alone."
+                        f"are done at the checkpoint of step {self.step}. Use {own(done + total)} for that many more, "
+                        f"or stages.NAME.{key} for the branch alone."
                     ])
                 return {key: total - done}
         left = parent.total_steps - self.step

@@ -290,8 +290,9 @@ def _stage_tree(
     tree = given.apply(settings)
     rampup = tree["train"]["rampup"] if is_first else given.train.get("rampup")
     tree["train"] = tree["train"] | {"steps": 1, "tokens": None, "rampup": rampup}  # the number of steps is set later
-    if (rows := _num_position_rows(config)) is not None and "seq_len" in given.model:
-        tree["model"] = tree["model"] | {"num_positions": max(rows, tree["model"]["seq_len"])}
+    # because: a length of another type is refused when the tree is checked
+    if (rows := _num_position_rows(config)) is not None and isinstance(length := given.model.get("seq_len"), int):
+        tree["model"] = tree["model"] | {"num_positions": max(rows, length)}
     return tree
 
 

@@ -146,9 +146,9 @@ def _kind_with(group: str, values: Collection[str]) -> str:
 
 def _of_same_kind(data: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Return the data settings `data` without those that data settings of `kind` do not have. Return a copy of them all
-    if `kind` is None, unknown or that of `data`.
+    if `kind` is None, unknown, no text or that of `data`.
     """
-    if kind is None or kind == data["kind"] or kind not in kinds(DataChoice):
+    if kind == data["kind"] or not isinstance(kind, str) or kind not in kinds(DataChoice):
         return dict(data)
     return {key: data[key] for key in ({f.name for f in fields(kinds(DataChoice)[kind])} & data.keys())}
 

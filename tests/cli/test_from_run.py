@@ -282,6 +282,15 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("value", ["a", "[1]", "{a: 1}"])
+@pytest.mark.parametrize("key", ["train.steps", "train.tokens", "data.kind", "model.seq_len", "train.global_batch"])
+def test_a_branch_refuses_a_value_of_another_type(trained: Path, tmp_path: Path, key: str, value: str) -> None:
+    length = [] if key in ("train.steps", "train.tokens") else ["train.steps=9"]
+    words = [f"run.dir={tmp_path}", "data.document_mask=true", *length, f"{key}={value}"]
+    with pytest.raises(SettingsError, match=rf"(?s){key.rpartition('.')[2]}\b"):
+        compose_run(RunRequest(words, from_run=trained))
+
+
 def test_refusals_of_overrides(run: Path) -> None:
     assert "optim.lrr=1 is not a setting" in lmtrain("pretrain", "--from-run", run, "optim.lrr=1", code=2)
     assert "Give run.dir=DIR" in lmtrain("pretrain", "-m", "--from-run", run, "optim.lr=1,2", code=2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from lmtrain.config.compose_run_settings import compose
-from lmtrain.errors import SettingsError
+from lmtrain.errors import LmtrainError, SettingsError
 from lmtrain.train.run_config import RunConfig
+from lmtrain.train.run_stage_settings import stage_may_set
+from tests.marks import wide
+from tests.promise.keys import every_key
 
 EVERYWHERE = "cannot differ between the stages of a run. Set {} for the whole run."
 
@@ -32,6 +37,15 @@ def test_a_key_that_a_stage_may_not_set(override: str, words: str) -> None:
     [problem] = caught.value.problems
     assert problem.startswith(f"{override} ")
     assert words in problem
+
+
+@pytest.mark.parametrize("value", ["{a: 1}", "[1]", *wide("[{a: 1}]", "x", "null", "1.5")])
+def test_a_value_of_any_type_is_taken_or_refused(value: str) -> None:
+    keys = sorted({key.name for key in every_key() if stage_may_set(key.name)})
+    assert len(keys) > 30
+    for key in [*keys, "data.kind", "model.num_positions"]:
+        with contextlib.suppress(LmtrainError):
+            compose(RunConfig, ["data.path=x", "stages.a.steps=200", f"stages.a.{key}={value}"])
 
 
 def test_a_length_without_a_name() -> None:
