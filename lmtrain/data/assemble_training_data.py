@@ -172,9 +172,8 @@ def _build_blend(
         builder.count_tokens(indexed, documents) if part is None else len(part)
         for indexed, documents, part in zip(opened, ranges, tokens, strict=True)
     ]
-    facts = zip(
-        opened, ranges, tokens, sets, shares, source_names(settings.datasets), num_tokens, strict=True
-    )
+    names = source_names(settings.datasets)
+    facts = zip(opened, ranges, tokens, sets, shares, names, num_tokens, strict=True)
     return BlendedDataset(sets), order, [TrainingPart(*part) for part in facts]
 
 

@@ -118,9 +118,10 @@ class DataHistory:
         """
         if not self.streams:
             return self.states
+        read = self.samples_of_streams(position - self.origin)
         return {**self.states, **{
             key: replace(self.states[key], samples=self.states[key].samples + count)
-            for key, count in zip(self.streams, self.samples_of_streams(position - self.origin), strict=True)
+            for key, count in zip(self.streams, read, strict=True)
         }}  # fmt: skip
 
     def end_of_trained_documents(self, content: str) -> int:

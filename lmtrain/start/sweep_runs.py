@@ -53,8 +53,8 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepViews:
-    """How a sweep tells how far it is: functions that get a line on the run that begins, the output of a dry run, and
-    the rows of all runs at the end, as `summarize_run` returns them.
+    """Functions by which a sweep tells how far it is: they get a line on the run that begins, the output of a dry run,
+    and the rows of all runs at the end, as `summarize_run` returns them.
     """
 
     begin_run: Callable[[str], None]

@@ -20,7 +20,7 @@ from lmtrain.data.data_settings import BlendSettings, DataChoice, DataSettings
 from lmtrain.errors import leave_out, own, spelling_hint, way, within_group
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings
+from lmtrain.parallel.device_and_precision_settings import ComputeSettings, PrecisionSettings, RecomputeSettings
 from lmtrain.placement.batch_rampup_settings import MAX_INCREMENTS, way_to_reach
 from lmtrain.placement.batch_rampup_settings import rampup_problems as layout_rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
@@ -63,7 +63,8 @@ def model_layout_problems(
     model: ModelSettings, parallel: ParallelSettings, compute: ComputeSettings
 ) -> Iterator[Problem]:
     """Yield the problems of a model's shape and dropout in a layout."""
-    return layout_problems(model.shape, parallel, uses_dropout=model.uses_dropout, compiles=compute.compile is True)
+    compiles = compute.compile is True
+    return layout_problems(model.shape, parallel, uses_dropout=model.uses_dropout, compiles=compiles)
 
 
 def tf32_problems(precision: PrecisionSettings, compute: ComputeSettings) -> Iterator[Problem]:
@@ -97,6 +98,21 @@ def task_problems(model: ModelSettings, evaluation: EvalSettings) -> Iterator[Pr
         f"score the continuation of a text, and model={model.kind} sees both sides of a word",
         f"{without}; validation measures how well masked words are predicted.",
     )  # fmt: skip
+
+
+def validation_problems(train: TrainSettings, data: DataChoice) -> Iterator[Problem]:
+    """Yield a problem for each setting of validation data in a run that does not validate."""
+    return iter(()) if train.valid_interval_steps else data.problems_without_validation()
+
+
+def recompute_problems(recompute: RecomputeSettings, model: ModelSettings) -> Iterator[Problem]:
+    """Yield a problem if more blocks are to be recomputed than the model has."""
+    return within("recompute", recompute.problems_in_model(model.shape.num_layers))
+
+
+def recompute_layout_problems(recompute: RecomputeSettings, parallel: ParallelSettings) -> Iterator[Problem]:
+    """Yield a problem if the pipeline schedule does not allow recompute."""
+    return recompute.problems_in_layout(parallel)
 
 
 def profile_problems(observe: ObserveSettings, parallel: ParallelSettings) -> Iterator[Problem]:
@@ -277,7 +293,7 @@ def text_problems(data: DataChoice, run: RunSettings) -> Iterator[Problem]:
 
 
 # the groups that a rule compares, and the rule: a function of their settings, in this order
-RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterable[Problem]]], ...] = (
+RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
     (("hardware", "precision"), peak_problems),
     (("hardware", "compute"), device_problems),
     (("model", "parallel", "compute"), model_layout_problems),
@@ -286,11 +302,9 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterable[Problem]]], ...] = (
     (("model", "data"), label_problems),
     (("data", "run"), text_problems),
     (("model", "eval"), task_problems),
-    (("train", "data"), lambda train, data: () if train.valid_interval_steps else data.problems_without_validation()),
+    (("train", "data"), validation_problems),
     (("train", "data"), seed_problems),
-    (("recompute", "model"), lambda recompute, model: within(
-        "recompute", recompute.problems_in_model(model.shape.num_layers)
-    )),
-    (("recompute", "parallel"), lambda recompute, parallel: recompute.problems_in_layout(parallel)),
+    (("recompute", "model"), recompute_problems),
+    (("recompute", "parallel"), recompute_layout_problems),
     (("observe", "parallel"), profile_problems),
 )

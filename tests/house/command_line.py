@@ -31,7 +31,7 @@ def below(name: str, part: str) -> bool:
 
 
 def work_of(house: Any, module: Module) -> list[str]:
-    """What a file does, in the order of SIGNS."""
+    """Return what a file does, in the order of SIGNS."""
     names = [module.name, *(item.target for item in house.imports(module))]
     found = {work for work, signs in SIGNS.items() if any(below(name, sign) for name in names for sign in signs)}
     found |= {WITHOUT_A_SIGN[module.name]} if module.name in WITHOUT_A_SIGN else set()

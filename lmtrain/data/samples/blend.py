@@ -112,9 +112,8 @@ def advance(
     Return the dataset and the sample number per position (both empty unless `with_positions`), and how many samples
     each dataset has given afterwards.
     """
-    return compiled_helpers.compiled("blend", advance_twin)(
-        shares, samples_before, start, num_positions, with_positions
-    )
+    advance = compiled_helpers.compiled("blend", advance_twin)
+    return advance(shares, samples_before, start, num_positions, with_positions)
 
 
 def advance_twin(

@@ -222,9 +222,8 @@ def copy_rows(
     A label is the next token. Targets ascend and are flat indices into `num_rows` rows of seq_len. Positions without a
     stretch get id 0 and no label.
     """
-    return compiled_helpers.compiled("pack_rows", copy_rows_twin)(
-        tokens, starts, sizes, targets, num_rows, seq_len, vocab_size
-    )
+    copy_rows = compiled_helpers.compiled("pack_rows", copy_rows_twin)
+    return copy_rows(tokens, starts, sizes, targets, num_rows, seq_len, vocab_size)
 
 
 def copy_rows_twin(

@@ -169,9 +169,8 @@ class JoinedDataset(IndexedDataset):
     def _is_joined_index(self, index: Index) -> bool:
         sizes = {name: len(array) for name, array in index.arrays.items()}
         num_documents = sum(shard.num_documents for shard in self.shards)
-        return sizes == {
-            "lengths": self.num_sequences, "pointers": self.num_sequences, "document_index": num_documents + 1
-        }  # fmt: skip
+        wanted = {"lengths": self.num_sequences, "pointers": self.num_sequences, "document_index": num_documents + 1}
+        return sizes == wanted
 
     @cached_property
     def info(self) -> DatasetInfo | None:  # type: ignore[override]  # because: computed when it is first used
