@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, ClassVar, Literal
+from typing import IO, ClassVar
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 )
 from data_tools.read.cut_files_into_chunks import WHOLE_PART
 from data_tools.read.find_input_files import Inputs
-from lmtrain.errors import UsageError, example, fill_in, leave_out
+from lmtrain.errors import UsageError, example, fill_in, leave_out, own
 from lmtrain.runtime.files.atomic_files import atomic_file, storage_errors
 from lmtrain.tokenizer.text_from_json_lines import Document
 
@@ -69,7 +69,7 @@ class SplitStep:
 
     ratios: tuple[float, ...]
     seed: int = 0
-    by: Literal["id", "text"] = "text"  # id: the string or number under the key id
+    by: str = "text"  # "text", or "id": the string or number under the key id
     name: ClassVar[str] = "split"
     files: ClassVar[Sequence[str]] = SPLITS
 
@@ -77,6 +77,8 @@ class SplitStep:
         if len(self.ratios) != 3 or min(self.ratios) < 0 or abs(sum(self.ratios) - 1) > 1e-9:
             raise UsageError(f"--ratios={self.ratios} are not three shares that add up to 1. Give shares such "
                              f"as {example('0.98,0.01,0.01')}.")  # fmt: skip
+        if self.by not in ("id", "text"):
+            raise UsageError(f"--by={self.by} is not a key to split by. Use {own('id')} or {own('text')}.")
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
         limits = np.cumsum(self.ratios)[:-1]
@@ -138,8 +140,9 @@ def sample_documents(
     inputs: Inputs, output: Path, options: StepOptions, fraction: float | None, count: int | None, seed: int
 ) -> Report:
     """Write about the share `fraction` of the documents, or exactly `count` of them, as drawn by `seed`, to `output`,
-    in their order. One of both is None, as `check_sample_size` requires.
+    in their order. Raise UsageError unless exactly one of both is given.
     """
+    check_sample_size(fraction, count)
     uncounted = replace(options, report=None)  # because: the progress is that of the documents written
     limit = _sample_limit(inputs, uncounted, output.parent, fraction=fraction, count=count, seed=seed)
     return write_documents(SampleStep(limit, seed), inputs, output, options)

@@ -54,8 +54,9 @@ def check_training(
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.Pattern = "gpt2") -> Tokenizer:
     """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
     `pattern` decides how text is split into words: as by GPT-2, by GPT-4 and LLaMA 3 ("cl100k"), or by Qwen, which also
-    joins letters and their accents (NFC). `vocab_size` must be one that `check_vocab_size` allows.
+    joins letters and their accents (NFC). Raise UsageError if `vocab_size` is below 257.
     """
+    check_vocab_size(vocab_size, "bpe")
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = vocabulary_files.build_bpe_pre_tokenizer(pattern)
     if pattern == "qwen2":
@@ -76,11 +77,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabulary_files.P
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> Tokenizer:
     """Train a WordPiece tokenizer like BERT's on the texts. With `lowercase`, it lower-cases all text and removes
-    accents. The texts are read twice, so an iterator is first collected in memory. `vocab_size` must be one that
-    `check_vocab_size` allows.
+    accents. The texts are read twice, so an iterator is first collected in memory.
     """
     if isinstance(texts, Iterator):
         texts = list(texts)
+    check_vocab_size(vocab_size, "wordpiece")
     num_learned = vocab_size - len(vocabulary_files.SPECIAL)
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     vocabulary_files.apply_wordpiece_splitting(inner, lowercase)

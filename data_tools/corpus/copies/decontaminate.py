@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,13 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 from data_tools.corpus.flow.word_ngram_hashes import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.compressed_and_parquet_readers import open_decompressed
 from data_tools.read.find_input_files import SUFFIXES, known_suffix
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, UsageError, own
 from lmtrain.tokenizer.text_from_json_lines import Document
 
 NUM_WORDS, MIN_WORDS = 13, 8
 SIDE_CHARS, MIN_CHARS, MAX_PIECES = 200, 200, 10
 _MAX_BYTES = 1 << 30
+ACTIONS = ("cut", "drop")
 # Contractions are two words, because some evaluation texts are published tokenized that way: do n't, it 's.
 _WORD = re.compile(
     rf"[{UNSPACED}]|n['\u2019]t\b|[^\W_{UNSPACED}]+?(?=n['\u2019]t\b)|[^\W_{UNSPACED}]+", re.IGNORECASE
@@ -80,6 +81,8 @@ def read_passages(files: Sequence[Path]) -> Passages:
     """Read evaluation files and hash all their sequences of 13 words; texts of 8 to 12 words are hashed whole. A plain
     text file is one text; in a .jsonl file, each string is a text of its own.
     """
+    if not files:
+        raise UsageError("--against was not given. Name the evaluation texts that must not be trained on.")
     by_length: dict[int, list[tuple[Hashes, int]]] = {}
     for number, path in enumerate(files):
         for text in _read_texts(path):
@@ -142,8 +145,12 @@ class DecontaminateStep(SelectionStep):
     """
 
     passages: Passages
-    action: Literal["cut", "drop"] = "cut"
+    action: str = "cut"
     name: ClassVar[str] = "decontaminate"
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise UsageError(f"--action={self.action} is unknown. Use {' or '.join(map(own, ACTIONS))}.")
 
     def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:

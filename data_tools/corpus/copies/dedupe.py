@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import Documents, Sel
 from data_tools.corpus.flow.word_ngram_hashes import ODD, Hashes, mix, shingles
 from data_tools.read.cut_files_into_chunks import WHOLE_PART, TaskPart
 from data_tools.read.find_input_files import Inputs
-from lmtrain.errors import DataError, MissingInputError, UsageError, example
+from lmtrain.errors import DataError, MissingInputError, UsageError, example, own
 from lmtrain.runtime import compiled_helpers
 from lmtrain.runtime.files.atomic_files import atomic_file, open_output, read_json, storage_errors, write_json
 from lmtrain.tokenizer.text_from_json_lines import Document
@@ -43,6 +43,7 @@ Indices = npt.NDArray[np.int64]
 EXACT_FILE, NEAR_FILE = "exact.u64", "near.u64"
 INPUTS_FILE = "inputs.json"
 PAIRS_FILE = Path("pairs.u64")
+KEEP = ("first", "longest")
 _NUMBERS_AT_ONCE = 1 << 20
 _PAIRS_AT_ONCE = 1 << 15  # because: the signatures of so many pairs take 32 MiB
 
@@ -389,12 +390,13 @@ def _similar_pairs(signed: SignedDocuments, pairs: Rows, threshold: float) -> It
         yield chunk[similarity(first, second) >= threshold]
 
 
-def mark_near(
-    folder: Path, keep: Literal["first", "longest"], num_parts: int = 1, memory_bytes: int = MEMORY_BYTES
-) -> int:
+def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
     """Find near copies by joining the pairs from all parts of `find_pairs` into groups. Write the positions of all
-    documents to drop to near.u64 and return their number. Of each group one document is kept, as `keep` says.
+    documents to drop to near.u64 and return their number. Of each group one document is kept: the "first" or the
+    "longest", as `keep` says.
     """
+    if keep not in KEEP:
+        raise UsageError(f"--keep={keep} is unknown. Use {' or '.join(map(own, KEEP))}.")
     signed = SignedDocuments(folder)
     paths = [folder / TaskPart(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]

@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer, split_after_words
-from lmtrain.tokenizer.train import check_vocab_size, train_bpe, train_wordpiece
+from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
 TEXTS = [f"word{i % 7} and wörd {i % 11} walked wandering-ly home, talking to {i % 5} men. 你好Ω{i}" for i in range(60)]
 _IN_ANOTHER_PROCESS = """
@@ -75,8 +75,8 @@ def test_the_letters_that_are_seen_most_are_kept() -> None:
 
 def test_too_small_vocabularies_and_texts_without_words_are_refused() -> None:
     with pytest.raises(UsageError, match="257 or more"):
-        check_vocab_size(256, "bpe")
+        train_bpe(TEXTS, 256)
     with pytest.raises(UsageError, match="7 or more"):
-        check_vocab_size(6, "wordpiece")
+        train_wordpiece(TEXTS, 6, lowercase=True)
     with pytest.raises(DataError, match="no word"):
         train_wordpiece(["", " "], 100, lowercase=True)

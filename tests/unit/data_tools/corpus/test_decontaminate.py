@@ -8,7 +8,6 @@ import random
 import unicodedata
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -20,7 +19,7 @@ from data_tools.corpus.copies.decontaminate import (
     merge_spans,
     read_passages,
 )
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, UsageError
 from tests.benchmarks.data_corpora import Prose, disguised, passages
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
@@ -49,7 +48,7 @@ def _filler_words() -> list[str]:
     return Prose(1).words(40_000)
 
 
-def cleaned(tmp_path: Path, against: Path, documents: list[str], action: Literal["cut", "drop"] = "cut") -> list[str]:
+def cleaned(tmp_path: Path, against: Path, documents: list[str], action: str = "cut") -> list[str]:
     """What becomes of the documents, when one follows in which nothing is found."""
     all_of_them = [*documents, filler(50)]
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text, "id": i} for i, text in enumerate(all_of_them)])
@@ -148,3 +147,5 @@ def test_wrong_evaluation_files_are_refused(tmp_path: Path) -> None:
         read_passages([tmp_path / "short.txt"])
     with pytest.raises(DataError, match="not UTF-8 at byte 0"):
         read_passages([tmp_path / "odd.txt"])
+    with pytest.raises(UsageError, match="--against"):
+        read_passages([])

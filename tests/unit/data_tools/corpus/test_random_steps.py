@@ -18,7 +18,6 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 )
 from data_tools.corpus.split_sample_shuffle import (
     SplitStep,
-    check_sample_size,
     draw_number,
     sample_documents,
     shuffle,
@@ -148,10 +147,12 @@ def test_purposes_draw_different_numbers() -> None:
 def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> None:
     with pytest.raises(UsageError, match="--ratios"):
         SplitStep((0.5, 0.4, 0.2))
+    with pytest.raises(UsageError, match="--by=url"):
+        SplitStep((1.0, 0.0, 0.0), by="url")
     with pytest.raises(UsageError, match="both say how much is drawn"):
-        check_sample_size(fraction=0.1, count=3)
+        sample_documents(inputs, tmp_path / "out", StepOptions(), fraction=0.1, count=3, seed=0)
     with pytest.raises(UsageError, match="--fraction=2"):
-        check_sample_size(fraction=2.0, count=None)
+        sample_documents(inputs, tmp_path / "out", StepOptions(), fraction=2.0, count=None, seed=0)
     options = StepOptions(reading=ReadOptions(part=TaskPart(0, 2)))
     with pytest.raises(UsageError, match="--count needs all documents"):
         sample_documents(inputs, tmp_path / "out", options, fraction=None, count=3, seed=0)
