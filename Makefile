@@ -67,6 +67,16 @@ test-slow: $(VENV)/.tested  ## the tests that take minutes
 mutants: $(VENV)/.tested  ## plant each mistake of tests/mutants in a copy: which test notices? ROOM=optim, SUITE=fast|wide|both
 	$(BIN)/python -m tests.mutants $(addprefix --room ,$(ROOM)) $(addprefix --suite ,$(SUITE))
 
+SEED ?= 1
+N ?= 300
+.PHONY: mutants-drawn
+mutants-drawn: $(VENV)/.tested  ## plant N mistakes that SEED draws, of ROOM or of all rooms, and print the share that is noticed
+	$(BIN)/python -m tests.mutants --drawn $(SEED) --count $(N) $(addprefix --room ,$(ROOM)) $(addprefix --suite ,$(SUITE))
+
+.PHONY: mutants-real
+mutants-real: $(VENV)/.tested  ## undo N commits that SEED draws of those that mended something: who notices?
+	$(BIN)/python -m tests.mutants --real $(SEED) --count $(N)
+
 .PHONY: mutants-chosen
 mutants-chosen: $(VENV)/.tested  ## plant a dozen of those that are on record as noticed, by the commit's hash
 	$(BIN)/python -m tests.mutants --chosen 12

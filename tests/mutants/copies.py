@@ -16,15 +16,18 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.mutants import hook, plugin
-from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.mutant import ROOT
 
+# because: a machine that is busy with something else is slow as well
+SLOWER, SLOWER_S = 10, 20
 NATIVE = f"lmtrain/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -88,39 +91,45 @@ class Copy:
         (self.site / "copy.pth").write_text(f"{self.tree}\n{packages}\nimport _lmtrain_copy\n")
         self.tell()
 
-    def tell(self, planted: str = "", **recording: Any) -> None:
-        """Say to the copy's processes which file bears a mistake, or what to record."""
+    def tell(self, planted: Iterable[str] = (), size: int = 0, **recording: Any) -> None:
+        """Say to the copy's processes which files bear a mistake, or what to record with so many flags."""
         shutil.rmtree(self.notes, ignore_errors=True)
         self.notes.mkdir()
-        (self.notes / "current").write_bytes(bytes(4))
+        if size:
+            (self.notes / "flags").write_bytes(bytes(size))
         originals = [f"{ROOT / name}/" for name in ("lmtrain", "data_tools", "tests")]
-        told = {"tree": str(self.tree.resolve()), "originals": originals, "statements": {}, "files": {}, "endings": []}
-        told |= {"planted": str((self.tree / planted).resolve()) if planted else "", **recording}
-        told |= {name: str(self.notes / name) for name in ("loaded", "strangers", "current", "reached")}
+        told = {"tree": str(self.tree.resolve()), "originals": originals, "firsts": {}, "files": {}}
+        told |= {"planted": [str((self.tree / file).resolve()) for file in planted], **recording}
+        told |= {name: str(self.notes / name) for name in ("loaded", "strangers", "flags")}
         partial = self.site / "told.part"
         partial.write_text(json.dumps(told))
         partial.replace(self.site / "told.json")
 
     @contextmanager
-    def planted(self, mutant: Mutant) -> Iterator[None]:
-        """Hold the mistake in the copy's file, compiled where it is C++, with no bytecode of the file left behind."""
-        path = self.tree / mutant.file
-        text, stat = path.read_text(), path.stat()
+    def planted(self, texts: Mapping[str, str]) -> Iterator[None]:
+        """Hold these texts in the copy's files, compiled where they are C++, with no bytecode of the files left behind.
+        """
+        paths = {self.tree / file: text for file, text in texts.items()}
+        before = {path: (path.read_text(), path.stat()) for path in paths}
         try:
-            path.write_text(mutant.applied(text))
-            self._forget_bytecode(path)
-            self._compile(path)
-            self.tell(mutant.file)
+            for path, text in paths.items():
+                path.write_text(text)
+                self._forget_bytecode(path)
+            for path in paths:
+                self._compile(path)
+            self.tell(texts)
             yield
         finally:
-            path.write_text(text)
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-            self._forget_bytecode(path)
-            if path.suffix in (".cpp", ".h"):
-                shutil.copy2(ROOT / NATIVE, self.tree / NATIVE)
-                # because: the file is older again than what was compiled from it with its mistake
-                for stale in (self.tree / "build" / "native").glob(f"{path.stem if path.suffix == '.cpp' else '*'}.o"):
-                    stale.unlink()
+            for path, (text, stat) in before.items():
+                path.write_text(text)
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+                self._forget_bytecode(path)
+                if path.suffix in (".cpp", ".h"):
+                    shutil.copy2(ROOT / NATIVE, self.tree / NATIVE)
+                    # because: the file is older again than what was compiled from it with its mistake
+                    pattern = f"{path.stem if path.suffix == '.cpp' else '*'}.o"
+                    for stale in (self.tree / "build" / "native").glob(pattern):
+                        stale.unlink()
             self.tell()
 
     def _forget_bytecode(self, path: Path) -> None:
@@ -137,8 +146,13 @@ class Copy:
         if not any(made.stat().st_mtime_ns > began_ns for made in (self.tree / "build" / "native").glob(pattern)):
             raise NotOurCopyError(f"{path} with its mistake was not compiled.")
 
-    def run(self, tests: Iterable[str], *words: str, limit_s: float) -> Ran:
-        """Run these tests, or files or folders of tests, with pytest's `words` as well, and end what they leave."""
+    def run(
+        self, tests: Iterable[str], *words: str, limit_s: float, usual_s: Mapping[str, float] | None = None
+    ) -> Ran:
+        """Run these tests, or files or folders of tests, with pytest's `words` as well, and end what they leave.
+
+        A test that takes far longer than its `usual_s` is stopped, and counts as failed.
+        """
         asked = self.folder / "asked.txt"
         asked.write_text("\n".join(tests) + "\n")
         temporary = self.folder / "tmp"
@@ -153,15 +167,17 @@ class Copy:
             "PATH": f"{self.python.parent}{os.pathsep}{environment['PATH']}",
         }  # fmt: skip
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        command = [str(self.python), "-m", "pytest", "-q", "-p", "tests.mutants.plugin", "-p", "no:cacheprovider"]
+        command = [*_apart(), str(self.python), "-m", "pytest", "-q", "-p", "tests.mutants.plugin"]
+        command += ["-p", "no:cacheprovider"]
         command += ["--tb=line", "--durations=0", *words, f"@{asked}"]
         began = time.monotonic()
         with (self.folder / "said.txt").open("w") as said:
             process = subprocess.Popen(command, cwd=self.tree, env=environment, stdout=said, stderr=said)
+            code: int | None = None
             try:
-                code: int | None = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
+                while code is None and time.monotonic() - began < limit_s and not self._is_overdue(usual_s or {}):
+                    with suppress(subprocess.TimeoutExpired):
+                        code = process.wait(2)
             finally:
                 process.kill()
                 process.wait()
@@ -180,6 +196,20 @@ class Copy:
         return Ran(
             failed, told.durations, seconds, len(loaded.read_text().splitlines()) if loaded.exists() else 0, words_
         )
+
+
+    def _is_overdue(self, usual_s: Mapping[str, float]) -> bool:
+        told = plugin.read(self.notes) if usual_s else plugin.Told()
+        allowed_s = SLOWER_S + SLOWER * usual_s.get(told.running, float("inf"))
+        return bool(told.running) and time.time() - told.since > allowed_s
+
+
+@cache
+def _apart() -> list[str]:
+    """Return the words before a command that keep what it ends to its own processes; none where that is not allowed."""
+    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh"]
+    is_possible = shutil.which("unshare") and subprocess.run([*words, "true"], capture_output=True).returncode == 0
+    return words if is_possible else []
 
 
 def adopt_orphans() -> None:

@@ -44,6 +44,10 @@ class Mutant:
         begin = self.begin(text)
         return text[:begin] + self.new + text[begin + len(self.old) :]
 
+    def texts(self) -> dict[str, str]:
+        """Return the files that it changes, with the mistake in them."""
+        return {self.file: self.applied((ROOT / self.file).read_text())}
+
     def begin(self, text: str) -> int:
         """Return where its old text begins in the text of the file."""
         begin, end = _span(text, self.function) if self.function else (0, len(text))

@@ -1,15 +1,19 @@
-"""Plugin of pytest that notes in a copy which test is running, which failed, and how long each took."""
+"""Plugin of pytest that notes in a copy which test runs, which failed, how long each took, and what it reached."""
 
 from __future__ import annotations
 
+import base64
 import json
+import mmap
 import os
 import time
+import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 NOTES = "LMTRAIN_MUTANT_NOTES"  # the folder for notes
@@ -19,11 +23,12 @@ NOTES = "LMTRAIN_MUTANT_NOTES"  # the folder for notes
 class Told:
     """The notes, read back."""
 
-    tests: list[str] = field(default_factory=list)  # tests and shared fixtures, by number from 1
     failed: list[str] = field(default_factory=list)
     durations: dict[str, float] = field(default_factory=dict)
     fixtures: dict[str, list[str]] = field(default_factory=dict)  # of each test, the shared fixtures that it uses
+    reached: dict[str, str] = field(default_factory=dict)  # of each test and shared fixture, packed flags
     running: str = ""
+    since: float = 0.0
 
 
 class Notes:
@@ -31,24 +36,34 @@ class Notes:
 
     def __init__(self, folder: Path) -> None:
         self.lines = (folder / "tests.jsonl").open("a", buffering=1)
-        self.current = os.open(folder / "current", os.O_RDWR)
-        self.count = 0
-
-    def _enter(self, name: str) -> bytes:
-        before = os.pread(self.current, 4, 0)
-        self.count += 1
-        self._say(test=name)
-        os.pwrite(self.current, self.count.to_bytes(4, "little"), 0)
-        return before
+        self.flags: mmap.mmap | None = None
+        if (file := folder / "flags").exists():
+            with file.open("r+b") as opened:
+                self.flags = mmap.mmap(opened.fileno(), 0)
 
     def _say(self, **facts: Any) -> None:
         self.lines.write(json.dumps(facts) + "\n")
 
+    def _take(self) -> bytes:
+        """Return the flags that were set, and leave none."""
+        if self.flags is None:
+            return b""
+        found = self.flags[:]
+        self.flags[:] = bytes(len(found))
+        return found
+
+    def _say_reached(self, name: str, flags: bytes) -> None:
+        if flags:
+            bits = np.packbits(np.frombuffer(flags, np.uint8))
+            self._say(name=name, reached=base64.b64encode(zlib.compress(bits.tobytes())).decode())
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         began = time.monotonic()
-        self._enter(item.nodeid)
+        self._say(test=item.nodeid, at=time.time())
+        self._take()
         answer = yield
+        self._say_reached(item.nodeid, self._take())
         fixtures = getattr(item, "fixturenames", [])
         self._say(ended=item.nodeid, seconds=round(time.monotonic() - began, 3), fixtures=fixtures)
         return answer
@@ -57,11 +72,13 @@ class Notes:
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, object, object]:
         if fixturedef.scope == "function":
             return (yield)
-        before = self._enter(f"fixture {fixturedef.baseid} {fixturedef.argname}")
+        before = self._take()
         try:
             return (yield)
         finally:
-            os.pwrite(self.current, before, 0)
+            self._say_reached(f"fixture {fixturedef.baseid} {fixturedef.argname}", self._take())
+            if self.flags is not None:
+                self.flags[:] = before
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -78,16 +95,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def read(folder: Path) -> Told:
+    """Return what was noted; a last line that a kill cut short is left out."""
     told = Told()
     file = folder / "tests.jsonl"
     for line in file.read_text().splitlines() if file.exists() else ():
-        facts = json.loads(line)
+        try:
+            facts = json.loads(line)
+        except json.JSONDecodeError:
+            continue
         if "test" in facts:
-            told.tests.append(facts["test"])
-            told.running = facts["test"]
+            told.running, told.since = facts["test"], facts["at"]
         elif "failed" in facts:
             if facts["failed"] not in told.failed:
                 told.failed.append(facts["failed"])
+        elif "reached" in facts:
+            told.reached[facts["name"]] = facts["reached"]
         else:
             told.durations[facts["ended"]] = facts["seconds"]
             told.fixtures[facts["ended"]] = facts["fixtures"]

@@ -1,23 +1,26 @@
-"""Record which tests reach the statement that each mutant changes, and how long each test takes.
+"""Record which statements each test reaches, and how long it takes.
 
-The tests run without a mistake in copies whose modules note who comes by. What was recorded is kept file by file of
-tests, so that a recording that was ended goes on, and only files of tests that changed are recorded again.
+The tests run without a mistake in copies whose statements set flags. What was recorded is kept file by file of tests,
+so that a recording that was ended goes on, and only files of tests that changed are recorded again.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.mutants import plugin
 from tests.mutants.copies import Copy
-from tests.mutants.mutant import ROOT, Mutant, every_mutant
-from tests.mutants.places import statement
+from tests.mutants.mutant import ROOT
+from tests.mutants.numbering import Numbering, number_statements
 
 # because: a start of pytest takes seconds, and files that share a fixture are neighbours
 FILES_AT_ONCE = 8
@@ -29,11 +32,29 @@ class Reach:
     """The record of one suite."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # of each test
-    reached: dict[str, list[str]] = field(default_factory=dict)  # mutant -> the tests that come by
     failed: set[str] = field(default_factory=set)  # without any mistake
+    # of each numbering: its tests, and for each a bit for every statement
+    parts: list[tuple[Numbering, list[str], np.ndarray[Any, Any]]] = field(default_factory=list)
 
-    def tests_of(self, mutant: str) -> list[str]:
-        return [test for test in self.reached.get(mutant, []) if test in self.seconds and test not in self.failed]
+    def tests_through(self, through: dict[str, list[str]]) -> list[str]:
+        """Return the tests that come by one of these statements, as far as they pass without any mistake."""
+        found: list[str] = []
+        for numbering, tests, bits in self.parts:
+            numbers = [number for file, keys in through.items() for number in numbering.numbers(file, keys)]
+            if numbers:
+                masks = np.zeros(bits.shape[1], np.uint8)
+                for number in numbers:
+                    masks[number >> 3] |= 0x80 >> (number & 7)
+                found += [tests[index] for index in np.flatnonzero((bits & masks).any(axis=1))]
+        return [test for test in found if test in self.seconds and test not in self.failed]
+
+    def executed(self, numbering: Numbering) -> np.ndarray[Any, Any]:
+        """Return for each statement of this numbering whether any test comes by."""
+        found = np.zeros((numbering.size + 7) // 8, np.uint8)
+        for other, _, bits in self.parts:
+            if other.digest == numbering.digest:
+                found |= np.bitwise_or.reduce(bits, axis=0)
+        return np.unpackbits(found)[: numbering.size].astype(bool)
 
 
 def groups() -> list[list[str]]:
@@ -43,92 +64,76 @@ def groups() -> list[list[str]]:
     return [files[begin : begin + FILES_AT_ONCE] for begin in range(0, len(files), FILES_AT_ONCE)]
 
 
-def recording() -> dict[str, Any]:
-    """Return what the processes of a copy are told: the statement, or the file, of each mutant by its number."""
-    statements: dict[str, list[list[int]]] = {}
-    files: dict[str, list[int]] = {}
-    for number, mutant in enumerate(every_mutant().values()):
-        if mutant.file.endswith(".py"):
-            if (place := statement(mutant)) is not None:
-                statements.setdefault(mutant.file, []).append([*place, number])
-        elif mutant.file.startswith("csrc/"):
-            for file, place in calls_of_helper():
-                statements.setdefault(file, []).append([*place, number])
-        else:
-            files.setdefault(mutant.file, []).append(number)
-    return {"statements": statements, "files": files, "endings": sorted({Path(file).suffix for file in files})}
-
-
-def calls_of_helper() -> list[tuple[str, tuple[int, int]]]:
-    """Return the statements that call what csrc/ compiles to."""
-    found = []
-    for root in ("lmtrain", "data_tools"):
-        for path in sorted((ROOT / root).rglob("*.py")):
-            file = str(path.relative_to(ROOT))
-            lines = [line.strip() for line in path.read_text().splitlines()]
-            for line in lines:
-                if re.search(r"\bcompiled_helpers\.lib\b(?! is )", line) and path.read_text().count(line) == 1:
-                    place = statement(Mutant(name="", file=file, function="", old=line, new="", breaks=""))
-                    found += [(file, place)] if place is not None else []
-    return found
-
-
 def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
     """Run these files' tests in a copy, and return what they came by."""
-    mutants = every_mutant()
-    names = list(mutants)
-    copy.tell(**recording())
+    numbering = number_statements()
+    copy.tell(size=numbering.size, **numbering.told())
     ran = copy.run(files, "-m", marks, limit_s=LIMIT_S)
     told = plugin.read(copy.notes)
-    came: dict[str, set[int]] = {}
-    noted = copy.notes / "reached"
-    for line in noted.read_text().splitlines() if noted.exists() else ():
-        which, number = map(int, line.split())
-        if which:
-            came.setdefault(told.tests[which - 1], set()).add(number)
-    shared = [name.split(" ", 2)[1:] for name in came if name.startswith("fixture ")]
-    reached: dict[str, list[str]] = {}
+    shared = [name.split(" ", 2)[1:] for name in told.reached if name.startswith("fixture ")]
+    reached: dict[str, str] = {}
     for test, fixtures in told.fixtures.items():
-        numbers = set(came.get(test, ()))
+        bits = _unpacked(told.reached[test], numbering)
         for base, argument in shared:
             if argument in fixtures and test.startswith(base):
-                numbers |= came[f"fixture {base} {argument}"]
-        for number in sorted(numbers):
-            reached.setdefault(names[number], []).append(test)
+                bits |= _unpacked(told.reached[f"fixture {base} {argument}"], numbering)
+        reached[test] = _packed(bits)
     failed = ran.failed
-    if tests := [name for name in failed if name in told.fixtures]:  # some forbid their subject to write anywhere else
+    if tests := [name for name in failed if name in told.fixtures]:  # code with flags in it is not what some expect
         copy.tell()
         failed = copy.run(tests, limit_s=LIMIT_S).failed
     return {
         "files": {file: digest(file) for file in files}, "marks": marks, "seconds": ran.durations, "failed": failed,
-        "mutants": {name: mutant.digest for name, mutant in mutants.items()}, "reached": reached,
-        "took_s": round(ran.seconds, 1),
+        "numbering": numbering.digest, "reached": reached, "took_s": round(ran.seconds, 1),
     }  # fmt: skip
+
+
+def _packed(bits: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(zlib.compress(bits.tobytes())).decode()
+
+
+def _unpacked(text: str, numbering: Numbering) -> np.ndarray[Any, Any]:
+    found = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).copy()
+    assert found.size == (numbering.size + 7) // 8
+    return found
 
 
 def digest(file: str) -> str:
     return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
 
 
-def read(kept: Iterable[dict[str, Any]], marks: str) -> Reach:
-    """Join the entries of a suite: the newest of each file of tests, and mutants that are today what they were."""
-    newest = {file: entry for entry in kept if entry["marks"] == marks for file in entry["files"]}
-    today = {name: mutant.digest for name, mutant in every_mutant().items()}
-    changed = {name for entry in newest.values() for name in today if entry["mutants"].get(name) != today[name]}
+def read(file: Path, marks: str) -> Reach:
+    """Join the entries of a suite: the newest of each file of tests."""
+    newest = {name: entry for entry in kept_in(file) if entry["marks"] == marks for name in entry["files"]}
     reach = Reach()
-    for file, entry in newest.items():
-        reach.seconds |= {test: seconds for test, seconds in entry["seconds"].items() if _is_of(test, file)}
-        reach.failed |= {test for test in entry["failed"] if _is_of(test, file)}
-        for name in entry["reached"].keys() - changed:
-            reach.reached.setdefault(name, []).extend(test for test in entry["reached"][name] if _is_of(test, file))
+    rows: dict[str, tuple[list[str], list[np.ndarray[Any, Any]]]] = {}
+    numberings: dict[str, Numbering] = {}
+    for name, entry in newest.items():
+        reach.seconds |= {test: seconds for test, seconds in entry["seconds"].items() if _is_of(test, name)}
+        reach.failed |= {test for test in entry["failed"] if _is_of(test, name)}
+        key = entry["numbering"]
+        if key not in numberings:
+            numberings[key] = Numbering(json.loads((file.parent / f"numbering-{key}.json").read_text()))
+        tests, bits = rows.setdefault(key, ([], []))
+        for test, text in entry["reached"].items():
+            if _is_of(test, name):
+                tests.append(test)
+                bits.append(_unpacked(text, numberings[key]))
+    reach.parts = [(numberings[key], tests, np.stack(bits)) for key, (tests, bits) in rows.items() if tests]
     return reach
+
+
+def keep_numbering(folder: Path) -> None:
+    """Write today's numbering beside the record, which is read by it."""
+    numbering = number_statements()
+    (folder / f"numbering-{numbering.digest}.json").write_text(json.dumps(numbering.files))
 
 
 def _is_of(test: str, file: str) -> bool:
     return test.partition("::")[0] == file
 
 
-def missing(kept: list[dict[str, Any]], marks: str) -> list[list[str]]:
+def missing(kept: Iterable[dict[str, Any]], marks: str) -> list[list[str]]:
     """Return the groups of files that are not recorded as they are today."""
     known = {file: value for entry in kept if entry["marks"] == marks for file, value in entry["files"].items()}
     stale = [[file for file in group if known.get(file) != digest(file)] for group in groups()]

@@ -1,10 +1,13 @@
-"""The table of a measurement: a line a room, then what nobody noticed."""
+"""The tables of a measurement: a line a room, of those that people wrote also what nobody noticed."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any
 
+from tests.mutants.draw import group_of
+from tests.mutants.measure import COMPILER
 from tests.mutants.mutant import Mutant
 
 
@@ -32,3 +35,44 @@ def table(found: list[dict[str, Any]], mutants: dict[str, Mutant]) -> str:
     for room_name, values in [*sorted(rooms.items()), ("all", total)]:
         rows.append(f"{room_name:<12}{values[0]:>8}{values[1]:>6}{values[2]:>6}{values[3]:>6}{values[4]:>9.0f}")
     return "\n".join([*rows, "", "unnoticed:", *lines])
+
+
+def table_of_draw(found: list[dict[str, Any]], mutants: dict[str, Mutant], nothing: set[str]) -> str:
+    """Return lines of text: of each room, group of rooms and all, what was drawn and by which tests it was noticed."""
+    by: dict[str, set[str]] = defaultdict(set)
+    measured: dict[str, set[str]] = defaultdict(set)
+    noticed_by: dict[str, set[str]] = defaultdict(set)
+    for entry in found:
+        measured[entry["mutant"]].add(entry["suite"])
+        if entry["by"]:
+            by[entry["mutant"]].add(entry["suite"])
+            noticed_by[entry["mutant"]].add(entry["by"])
+    rows: dict[str, list[int]] = {}
+    for name, mutant in mutants.items():
+        room = name.partition("/")[0]
+        for row in (room, f"= {group_of(room)}", "= all"):
+            counts = rows.setdefault(row, [0] * 5)
+            counts[0] += 1
+            if mutant.name in nothing or COMPILER in noticed_by[name]:
+                counts[1] += 1
+            elif name in measured:
+                counts[2 if "fast" in by[name] else 3 if by[name] else 4] += 1
+    heads = f"{'room':<16}{'drawn':>6}{'nothing':>9}{'fast':>6}{'wide':>6}{'none':>6}{'noticed':>9}   95%"
+    lines = [heads]
+    for row in sorted(rows, key=lambda row: (row.startswith("="), row == "= all", row)):
+        drawn, none, fast, wide, missed = rows[row]
+        of_all = fast + wide + missed
+        low, high = interval(fast + wide, of_all)
+        share = f"{(fast + wide) / of_all:>8.1%}" if of_all else f"{'-':>8}"
+        lines.append(f"{row:<16}{drawn:>6}{none:>9}{fast:>6}{wide:>6}{missed:>6} {share}   {low:.0%} to {high:.0%}")
+    return "\n".join(lines)
+
+
+def interval(hits: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a share."""
+    if not count:
+        return 0.0, 1.0
+    z, share = 1.96, hits / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return middle - half, middle + half

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 from pathlib import Path
 
 import pytest
 
-from tests.mutants import places
-from tests.mutants.hook import with_notes
-from tests.mutants.mutant import DoesNotApplyError, Mutant, mutants_of, room_names
-from tests.mutants.record import calls_of_helper
+from tests.mutants import operators, places
+from tests.mutants.draw import GROUPS, draw, lines_of_cpp, rooms_with_code
+from tests.mutants.hook import with_flags
+from tests.mutants.mutant import ROOT, DoesNotApplyError, Mutant, mutants_of, room_names
+from tests.mutants.numbering import Numbering, callers_of_helper, keys_and_places, users_of_names
+from tests.mutants.table import interval
 
 SOURCE = """
 LIMIT = 3
@@ -89,18 +92,109 @@ def test_old_text_that_is_gone_or_there_twice_is_refused(tmp_path: Path) -> None
             _mutant(tmp_path, old, function).check(tmp_path)
 
 
-def test_a_function_notes_who_comes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    came: list[int] = []
-    monkeypatch.setattr(builtins, "__reached__", came.append, raising=False)
-    source = "def f(a):\n    if a:\n        return 1\n    elif a is None:\n        return 2\n    return 3\n"
+def test_a_statement_that_runs_sets_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """\
+def f(a):
+    "Says it."
+    if a:
+        return 1
+    elif a is None:
+        return 2
+    return 3
+"""
+    lines = [line for _, (line, _) in keys_and_places(source)]
+    flags = bytearray(2 + len(lines))
+    monkeypatch.setattr(builtins, "__flags__", flags, raising=False)
     found: dict[str, object] = {}
-    exec(compile(with_notes(source.encode(), [[3, 8, 7], [4, 4, 8], [6, 4, 9]]), "file", "exec"), found)  # noqa: S102
+    exec(compile(with_flags(source.encode(), 2), "file", "exec"), found)  # noqa: S102
     f = found["f"]
     assert callable(f)
-    assert (f(1), f(None), f(0)) == (1, 2, 3)
-    assert came == [7, 8, 8, 9]
+    for given, passed in ((1, {3, 4}), (None, {3, 5, 6}), (0, {3, 5, 7})):
+        flags[:] = bytes(len(flags))
+        f(given)
+        assert {lines[index - 2] for index in range(len(flags)) if flags[index]} == passed
+    assert f.__doc__ == "Says it."
+
+
+def test_a_statement_keeps_its_number_while_others_change() -> None:
+    before, now = SOURCE, SOURCE.replace("LIMIT = 3", "LIMIT = 3\nMORE = 4").replace("a.go()", "a.gone()")
+    known = Numbering({"file.py": (10, [key for key, _ in keys_and_places(before)])})
+    places = dict(keys_and_places(before))
+    for key, (line, _) in keys_and_places(now):
+        numbers = known.numbers("file.py", [key])
+        lines = {places[known.files["file.py"][1][number - 10]][0] for number in numbers}
+        # one that is new is all its function
+        assert lines == {line - 1} or (len(lines) > 3 and "a.gone()" in key)
+    assert known.numbers("other.py", ["f|x|1"]) == []
 
 
 def test_the_callers_of_the_compiled_helper_are_found() -> None:
-    files = {file.rpartition("/")[2] for file, _ in calls_of_helper()}
+    files = {file.rpartition("/")[2] for file in callers_of_helper("csrc/bpe.cpp")}
     assert {"crc32c.py", "bulk_encoding.py", "masked_language_samples.py", "text_from_json_lines.py"} <= files
+    assert len(callers_of_helper("csrc/crc32c.cpp")) < len(files) / 2
+
+
+def test_who_uses_a_constant_comes_by_its_mistake() -> None:
+    files = set(users_of_names({"_MAX_DIVISOR"}))
+    assert files == {"lmtrain/layout.py"}
+
+
+@pytest.mark.parametrize(
+    ("source", "made"),
+    [
+        ("x = a < b", {"x = a <= b", "x = a < b + 1", "x = a < b - 1"}),
+        ("x = a and not b", {"x = a or not b", "x = (a)", "x = ((not b))", "x = a and (b)"}),
+        ("x = min(a, 3)", {"x = max(a, 3)", "x = min(3, a)", "x = min(a, 4)", "x = min(a, 2)"}),
+        ("x = f(a, key=b)", {"x = f(a, )"}),
+        ("x = (a, b)", {"x = (a,)", "x = (b,)"}),
+        ("x = {'a': b, 'c': d}", {"x = {'c': d}", "x = {'a': b, }", "x = {'c': b, 'c': d}", "x = {'a': b, 'a': d}"}),
+        ("x = a.tp_rank", {"x = a.pp_rank", "x = a.dp_rank"}),
+        ("x = a[i:]", {"x = a[i + 1:]", "x = a[i - 1:]", "x = a[:]"}),
+        ("if a:\n    raise b", {"if not (a):\n    raise b", "pass", "if a:\n    pass"}),
+        ("f()\ng()", {"pass\ng()", "f()\npass", "g()\nf()"}),
+        ("x: int = f'{a + 1} w'", {"x: int = f'{a - 1} w'", "x: int = f'{a + 2} w'", "x: int = f'{a + 0} w'"}),
+        ("assert a < b", set()),
+        ("tell('some words', help=1)", {"pass"}),
+    ],
+)  # fmt: skip
+def test_the_slips_of_a_statement(source: str, made: set[str]) -> None:
+    text = "def f():\n" + "".join(f"    {line}\n" for line in source.splitlines())
+    found = set()
+    for statement in operators.statements(text):
+        for change in statement.changes:
+            changed = text[: change.begin] + change.new + text[change.end :]
+            ast.parse(changed)
+            found.add("\n".join(line[4:] for line in changed.splitlines()[1:]))
+    assert found == made
+
+
+def test_a_draw_is_the_seeds_and_all_of_it_applies() -> None:
+    for room in ("optim", "schedules"):
+        drawn = draw("a seed", 20, room)
+        assert [mutant.name for mutant in drawn] == [mutant.name for mutant in draw("a seed", 20, room)]
+        assert len({mutant.file for mutant in drawn}) > 2
+        for mutant in drawn:
+            mutant.check()
+            text = (ROOT / mutant.file).read_text()
+            assert mutant.applied(text) != text
+
+
+def test_lines_of_cpp_and_their_slips() -> None:
+    text = "// a < b\nint f(int a) {\n  if (a < 3 && !b) return a + 1;\n  count += a;\n}\n"
+    made = {text[: c.begin] + c.new + text[c.end :] for line in lines_of_cpp(text) for c in line.changes}
+    lines = {changed.splitlines()[2].strip() for changed in made} - {"if (a < 3 && !b) return a + 1;"}
+    assert lines == {
+        "if (a <= 3 && !b) return a + 1;", "if (a < 4 && !b) return a + 1;", "if (a < 3 || !b) return a + 1;",
+        "if (a < 3 && b) return a + 1;", "if (a < 3 && !b) return a - 1;", "if (a < 3 && !b) return a + 2;",
+    }  # fmt: skip
+    assert {changed.splitlines()[3] for changed in made} == {"  count += a;", "  count -= a;", "  ;"}
+
+
+def test_every_room_is_of_one_group() -> None:
+    assert sorted(room for rooms in GROUPS.values() for room in rooms) == sorted(rooms_with_code())
+
+
+def test_the_interval_of_a_share() -> None:
+    low, high = interval(27, 30)
+    assert (round(low, 3), round(high, 3)) == (0.744, 0.965)
+    assert interval(0, 0) == (0, 1)

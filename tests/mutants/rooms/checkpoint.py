@@ -4,20 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="a_damaged_checkpoint_is_overwritten",
-        file="lmtrain/checkpoint/save/commit.py",
-        function="commit_checkpoint",
-        old=(
-            "    path = attempt.parent / step_folder_name(step)\n"
-            "    if os.path.lexists(path) and manifest_problem(path) is not None:\n"
-            "        rename_damaged(path)\n"
-        ),
-        new="    path = attempt.parent / step_folder_name(step)\n",
-        breaks="A checkpoint with a damaged manifest is deleted when its step is saved again, though its weights may "
-        "be whole; it should stay under a name with .damaged.",
-        only_for="a save of a step whose folder is there and has no readable manifest",
-    ),
-    Mutant(
         name="room_for_rank_0_alone",
         file="lmtrain/checkpoint/save/commit.py",
         function="save_checkpoint",
@@ -73,15 +59,6 @@ MUTANTS = [
         only_for="columns of a tensor (another tp, dp_shard) that lie across more than 4 MiB of the file",
     ),
     Mutant(
-        name="runs_are_read_into_a_copy",
-        file="lmtrain/checkpoint/disk/safetensors_file.py",
-        function="read_box",
-        old="if out.flags.c_contiguous and is_contiguous(box, shape):",
-        new="if is_contiguous(box, shape):",
-        breaks="The bytes go into a copy that is thrown away, and the tensor keeps whatever its memory held.",
-        only_for="tensors saved in pieces side by side (cut by columns under tp) and read at a layout that joins them",
-    ),
-    Mutant(
         name="converted_parts_begin_at_the_first_row",
         file="lmtrain/checkpoint/tensor_reader.py",
         function="_split_rows",
@@ -89,16 +66,6 @@ MUTANTS = [
         new="Box((first, *box.offset[1:]), tuple(part.shape))",
         breaks="Every rank but the first of a cut gets the first one's rows.",
         only_for="tensors cut by rows that are read onto a GPU or rounded on the way, as bf16 evaluation at tp=2 does",
-    ),
-    Mutant(
-        name="judgement_of_a_manifest_outlives_a_change",
-        file="lmtrain/checkpoint/find_and_prune.py",
-        function="manifest_problem",
-        old="_cached_problem(path, (status.st_ino, status.st_size, status.st_mtime_ns))",
-        new="_cached_problem(path, (status.st_ino, status.st_size))",
-        breaks="A checkpoint whose manifest is damaged while the run goes on still counts as one of keep_last, and a "
-        "good one is removed for it.",
-        only_for="a manifest that was read before in this process and is changed in place without a change of size",
     ),
     Mutant(
         name="damaged_checkpoints_count_for_keep_last",
@@ -141,17 +108,6 @@ MUTANTS = [
         only_for="a run's folder in which another checkpoint is whole",
     ),
     Mutant(
-        name="key_of_a_reshard_forgets_its_source",
-        file="lmtrain/checkpoint/reshard/reshard_tensors.py",
-        function="work_key",
-        old="json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout])",
-        new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, layout])",
-        breaks="Resharding another checkpoint to the same output says that it is done already and leaves the old "
-        "weights; after a kill an attempt even keeps blocks of the other checkpoint.",
-        only_for="an output, or the work folder of a killed attempt, that was made from another checkpoint of the same "
-        "model",
-    ),
-    Mutant(
         name="a_torn_line_of_the_journal_stays",
         file="lmtrain/checkpoint/reshard/reshard_tensors.py",
         function="Attempt._resume_or_start",
@@ -180,15 +136,6 @@ MUTANTS = [
         only_for="disks with room for keep_last checkpoints and not for one more",
     ),
     Mutant(
-        name="the_writer_forgets_the_steps_that_stay",
-        file="lmtrain/checkpoint/save/background_writer.py",
-        function="CheckpointWriter._write",
-        old=", scores=self.scores, keep_steps=self._keep_steps,",
-        new=", scores=self.scores,",
-        breaks="The checkpoint at the end of a stage is deleted like any other, and no branch can begin there.",
-        only_for="checkpoints of steps that are to stay, between multiples of keep_every_steps",
-    ),
-    Mutant(
         name="a_save_at_the_end_that_stays_is_counted_twice",
         file="lmtrain/checkpoint/checkpoint_settings.py",
         function="CheckpointSettings.num_on_disk",
@@ -196,24 +143,6 @@ MUTANTS = [
         new="step % interval != 0 or step == total_steps",
         breaks="A run whose disk has room for all of its checkpoints is warned that it may become too full.",
         only_for="runs whose last checkpoint is one of those that stay",
-    ),
-    Mutant(
-        name="what_a_branch_begins_from_is_removed",
-        file="lmtrain/checkpoint/find_and_prune.py",
-        function="prune_checkpoints",
-        old=" or path.name in branched",
-        new="",
-        breaks="A branch that was stopped before its first checkpoint cannot begin again.",
-        only_for="trunks that train on beside their branches",
-    ),
-    Mutant(
-        name="the_average_is_named_and_the_weights_are_read",
-        file="lmtrain/checkpoint/unopened_model_on_disk.py",
-        function="CheckpointWeights.load_into",
-        old="CheckpointReader(self.path, self.weights)",
-        new="CheckpointReader(self.path)",
-        breaks="--weights ema evaluates and generates with the weights themselves, and says that it is their average.",
-        only_for="checkpoints that hold an average, if it is asked for",
     ),
     Mutant(
         name="shares_of_an_average_do_not_add_up_to_one",
@@ -242,15 +171,6 @@ MUTANTS = [
         breaks="The checkpoint that was named last gives the step, the moments and the data position, and the shares "
         "of a decay go to the wrong checkpoints.",
         only_for="checkpoints that are not named from the oldest to the newest",
-    ),
-    Mutant(
-        name="a_merge_has_the_order_of_steps",
-        file="lmtrain/checkpoint/merge/check_parents.py",
-        function="sort_parents",
-        old="key=lambda c: (_number(c.manifest.state.get(\"samples\")), c.manifest.step))",
-        new="key=lambda c: c.manifest.step)",
-        breaks="A branch with small batches counts as newer than one that has read more; its data position is kept.",
-        only_for="checkpoints of branches with other batch sizes",
     ),
     Mutant(
         name="kept_moments_lose_their_count",

@@ -108,13 +108,4 @@ MUTANTS = [
         breaks="FLOPs, MFU and the planned memory of logits count more scored tokens than there are.",
         only_for="data.max_predictions below the share of a sequence that is masked, such as 20 of 512 tokens",
     ),
-    Mutant(
-        name="one_checkpoint_stays",
-        file="lmtrain/checkpoint/checkpoint_settings.py",
-        function="CheckpointSettings",
-        old='default=2, metadata={"example": "all',
-        new='default=1, metadata={"example": "all',
-        breaks="Only the newest checkpoint stays, so that a damaged one has no predecessor to fall back to.",
-        only_for="a user's own root config (--config-name) that does not say checkpoint.keep_last",
-    ),
 ]

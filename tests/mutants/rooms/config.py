@@ -43,15 +43,6 @@ MUTANTS = [
         only_for="references to values that hold relative references themselves",
     ),
     Mutant(
-        name="own_files_come_second",
-        file="lmtrain/config/compose_files_with_hydra.py",
-        function="_open_loader",
-        old="(*reversed(request.folders),",
-        new="(*request.folders,",
-        breaks="A file of the user's folder is ignored without a word, and ours of the same name is used.",
-        only_for="--config-dir with a file that is called as one of conf/ is, such as model/gpt2_small.yaml",
-    ),
-    Mutant(
         name="mark_of_byte_order_hides_the_header",
         file="lmtrain/config/strict_yaml.py",
         function="_read_text",
@@ -88,15 +79,6 @@ MUTANTS = [
         new='root.glob("*/*.yaml")',
         breaks="A file that lies deeper is said not to be there, is not listed and cannot be chosen.",
         only_for="folders of a user's own configs that have groups within groups",
-    ),
-    Mutant(
-        name="the_last_of_two_wins",
-        file="lmtrain/config/parse_and_apply_overrides.py",
-        function="parse_overrides",
-        old="if previous and (key in groups or not previous.startswith(\"~\"))",
-        new="if previous and key in groups",
-        breaks="Of a key that is typed twice the last value wins, and nobody hears of the first.",
-        only_for="a setting of a long command line that stands there twice",
     ),
     Mutant(
         name="plus_lost_in_a_sweep",

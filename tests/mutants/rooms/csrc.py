@@ -43,24 +43,6 @@ MUTANTS = [
         only_for="blends of more than 64 positions where a word of positions is full",
     ),
     Mutant(
-        name="even_power_of_two_gets_a_bit_more",
-        file="csrc/permute.cpp",
-        function="",
-        old="while (bits < 63 && (uint64_t{1} << bits) < n) ++bits;",
-        new="while (bits < 63 && (uint64_t{1} << bits) <= n) ++bits;",
-        breaks="The samples come in another order than without the compiled helper, and than before.",
-        only_for="datasets whose number of samples is a power of 4, from 64 on",
-    ),
-    Mutant(
-        name="longest_sentence_is_too_long",
-        file="csrc/sentence_pairs.cpp",
-        function="",
-        old="if (documents.lengths[i] > kLongestSentence) return false;",
-        new="if (documents.lengths[i] >= kLongestSentence) return false;",
-        breaks="Documents are left out that Megatron-LM takes, and from there on all samples are other ones.",
-        only_for="order=megatron with a sentence of exactly 512 tokens",
-    ),
-    Mutant(
         name="words_taken_by_the_sample_before",
         file="csrc/masked.cpp",
         function="",
@@ -105,15 +87,6 @@ MUTANTS = [
         "after begins with one",
     ),
     Mutant(
-        name="only_the_last_escape_is_judged",
-        file="csrc/json_lines.cpp",
-        function="",
-        old="s.lone |= code >= 0xD800 && code < 0xE000;",
-        new="s.lone = code >= 0xD800 && code < 0xE000;",
-        breaks="A text with half of a surrogate pair is encoded as bytes that are no UTF-8 in place of being refused.",
-        only_for="texts in which another \\u escape follows the lone half",
-    ),
-    Mutant(
         name="long_lines_keep_their_escapes",
         file="csrc/json_lines.cpp",
         function="",
@@ -122,15 +95,6 @@ MUTANTS = [
         breaks="Backslashes and the letters behind them are encoded as they stand in the JSON, and the bytes of text "
         "are too many.",
         only_for="lines longer than 1 MiB whose text holds escapes",
-    ),
-    Mutant(
-        name="longest_word_is_too_long",
-        file="csrc/json_lines.cpp",
-        function="",
-        old="if (length > kMaxWordBytes) return true;",
-        new="if (length >= kMaxWordBytes) return true;",
-        breaks="A good line is refused, and as the twin finds nothing wrong with it the run ends in an internal error.",
-        only_for="a word, or white space, of exactly 4 MiB in a longer text",
     ),
     Mutant(
         name="longest_word_in_bytes",

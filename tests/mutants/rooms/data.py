@@ -61,28 +61,6 @@ MUTANTS = [
         only_for="blends of more than nine datasets",
     ),
     Mutant(
-        name="blend_identity_without_shares",
-        file="lmtrain/data/assemble_training_data.py",
-        function="_sample_identity",
-        old="""part.indexed.num_tokens,
-             str(part.share), part.indexed""",
-        new="""part.indexed.num_tokens,
-             part.indexed""",
-        breaks="A blend that is resumed with other weights is taken for the same data: nothing is said, and samples "
-        "are repeated and skipped.",
-        only_for="a blend that goes on with changed weights, tokens or epochs",
-    ),
-    Mutant(
-        name="blend_validates_until_the_last_runs_out",
-        file="lmtrain/data/assemble_training_data.py",
-        function="_build_valid_blend",
-        old="num_samples = min(size * sum(shares)",
-        new="num_samples = max(size * sum(shares)",
-        breaks="Validation goes on when the first dataset of the blend has run out and reads that one's samples again "
-        "and again, so that it weighs more than its data.",
-        only_for="blends with uneven validation parts and train.valid_samples beyond the end of the smallest",
-    ),
-    Mutant(
         name="megatron_split_counts_documents",
         file="lmtrain/data/cut_datasets_into_samples.py",
         function="DatasetBuilder.split_ranges",
@@ -102,16 +80,6 @@ MUTANTS = [
         only_for="datasets whose last document is long",
     ),
     Mutant(
-        name="checksums_of_another_part",
-        file="lmtrain/data/samples/causal_language_samples.py",
-        function="CausalDataset.batch",
-        old="self._indexed.check(sample_ids, self._sizes, self.seq_len, self.index.first_token)",
-        new="self._indexed.check(sample_ids, self._sizes, self.seq_len)",
-        breaks="The blocks that are compared with their checksums are those at the front of the file and not those "
-        "that were read: damaged tokens are used without a word.",
-        only_for="samples of documents that do not begin the dataset, such as data.split's validation part",
-    ),
-    Mutant(
         name="second_window_counts_rows",
         file="lmtrain/data/samples/packing.py",
         function="_pack",
@@ -120,16 +88,6 @@ MUTANTS = [
         breaks="From the second million documents on a row points to other stretches: some documents are read twice "
         "and the last ones never.",
         only_for="packing=best_fit with more than 2**20 documents",
-    ),
-    Mutant(
-        name="packing_kept_for_any_seq_len",
-        file="lmtrain/data/samples/packing.py",
-        function="Packing.of",
-        old='"seq_len": seq_len, "window": WINDOW',
-        new='"window": WINDOW',
-        breaks="A packing that was kept for a shorter sequence is used for a longer one, whose rows are then mostly "
-        "padding; nothing says so.",
-        only_for="datasets of four million documents or more that are packed for a second, larger seq_len",
     ),
     Mutant(
         name="a_token_too_many_before_the_last_epoch",
@@ -169,16 +127,6 @@ MUTANTS = [
         "random numbers; all samples of a seed are other ones, so a run that is resumed goes on with other data.",
     ),
     Mutant(
-        name="one_good_portion_is_enough",
-        file="lmtrain/data/store/document_boundaries.py",
-        function="_check_index",
-        old="order = min(threads.map",
-        new="order = max(threads.map",
-        breaks="An .idx with wrong entries passes if any 65,536 documents of it are right, and samples are cut at "
-        "wrong places.",
-        only_for="datasets of more than 65,536 documents",
-    ),
-    Mutant(
         name="index_gets_its_name_first",
         file="lmtrain/data/store/dataset_writer.py",
         function="publish",
@@ -187,18 +135,6 @@ MUTANTS = [
         breaks="A dataset that was killed while its files were renamed looks finished by its .idx; the next run finds "
         "nothing left to do and throws the tokens away.",
         only_for="a process that is killed in the middle of renaming",
-    ),
-    Mutant(
-        name="on_disk_after_it_is_named",
-        file="lmtrain/data/store/dataset_writer.py",
-        function="DatasetWriter.__exit__",
-        old="""self._spool.sync()
-                publish(self._spool.folder, self._spool.name, self.prefix)""",
-        new="""publish(self._spool.folder, self._spool.name, self.prefix)
-                self._spool.sync()""",
-        breaks="Files get their names before they are on disk, and afterwards none is found where they were: after a "
-        "loss of power a dataset with all its names is empty or half written.",
-        only_for="a machine that stops soon after `lmtrain data merge` or `split`",
     ),
     Mutant(
         name="document_index_begins_anew",
@@ -211,15 +147,6 @@ MUTANTS = [
         only_for="datasets of more than 524,288 documents",
     ),
     Mutant(
-        name="checksum_of_the_last_stretch",
-        file="lmtrain/data/store/index_cache.py",
-        function="_crc_of",
-        old="crc32c(file.bytes[first : first + _CRC_BYTES], crc)",
-        new="crc32c(file.bytes[first : first + _CRC_BYTES])",
-        breaks="Only the last 256 MiB of a kept index are covered by its checksum; damage before that is not noticed.",
-        only_for="kept indexes whose arrays are larger than 256 MiB",
-    ),
-    Mutant(
         name="unknown_bytes_added_up",
         file="lmtrain/data/store/merge_split_verify_datasets.py",
         function="merge",
@@ -228,15 +155,6 @@ MUTANTS = [
         breaks="The sidecar of a merged dataset gives a number of text bytes that leaves out whole parts and is off by "
         "one, where it should say that nobody knows.",
         only_for="merging a dataset that came from `lmtrain data split` with one that was preprocessed",
-    ),
-    Mutant(
-        name="nothing_is_recorded",
-        file="lmtrain/data/store/block_checksums.py",
-        function="TokenBlocks.from_record",
-        old=".astype(np.uint8), record)",
-        new=".astype(np.uint8))",
-        breaks="What was first read of a dataset is noted nowhere, so that a later run takes damaged tokens as good.",
-        only_for="datasets of other tools, which came without checksums",
     ),
     Mutant(
         name="blends_are_not_verified",
@@ -313,16 +231,6 @@ MUTANTS = [
         new="documents.stop",
         breaks="A stage with a smaller share for validation trains on documents that the run has been validated on.",
         only_for="stages whose data.split differs",
-    ),
-    Mutant(
-        name="a_resumed_stage_is_limited_by_what_it_held_out_itself",
-        file="lmtrain/data/resume_position_by_source.py",
-        function="DataHistory.held_out_before_stage",
-        old="self.origin >= position",
-        new="self.origin > position",
-        breaks="A stage that is resumed with a smaller share held out goes on with the old samples, and says that the "
-        "new share holds.",
-        only_for="stages that are resumed with another data.split",
     ),
     Mutant(
         name="a_blend_of_one_dataset_has_the_seed_of_a_dataset",

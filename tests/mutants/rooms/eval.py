@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="pairs_across_chunks_are_not_counted",
-        file="lmtrain/eval/statistics.py",
-        function="_count_pairs",
-        old="_chunks(tokens, vocab_size, overlap=1)",
-        new="_chunks(tokens, vocab_size, overlap=0)",
-        breaks="The bigram baseline misses the pair at the end of each chunk, so its numbers are off and depend on how "
-        "the corpus is read.",
-        only_for="training datasets of more than 16,777,216 tokens",
-    ),
-    Mutant(
         name="packed_requests_keep_counting_positions",
         file="lmtrain/eval/score_targets.py",
         function="collate",
@@ -105,24 +95,6 @@ MUTANTS = [
         only_for="an evaluation that was killed and is gone on with by another --precision, device or layout",
     ),
     Mutant(
-        name="padding_counts_as_real",
-        file="lmtrain/eval/score_targets.py",
-        function="collate_masked",
-        old="np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)",
-        new="np.full(shape, IGNORED, np.int64), np.ones(shape, np.bool_)",
-        breaks="The model attends to the padding, so a window's score depends on how long others in its batch are.",
-        only_for="BERT models, in batches of windows or pairs of different lengths",
-    ),
-    Mutant(
-        name="results_of_different_strides_are_compared",
-        file="lmtrain/eval/statistics.py",
-        function="",
-        old='"text_sha256", "limit", "stride", "prefix"',
-        new='"text_sha256", "limit", "prefix"',
-        breaks="`lmtrain eval --compare` calls one model clearly better that only had more context before each target.",
-        only_for="two results of the same text with different --stride",
-    ),
-    Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
         file="lmtrain/eval/score_targets.py",
         function="SharedAnswers._find",
@@ -182,15 +154,5 @@ MUTANTS = [
         breaks="Bits per byte are divided by another number of bytes than the result states, and the same text as a "
         "file and as a dataset gives two numbers.",
         only_for="datasets with a sidecar whose tokenizer does not give back every byte of a text",
-    ),
-    Mutant(
-        name="a_window_sticks_to_the_task",
-        file="lmtrain/eval/task.py",
-        function="find_task",
-        old='task = copy(find_task(windowed["task"]))',
-        new='task = find_task(windowed["task"])',
-        breaks="The task without a window in its name is scored with that window as well, and so is every later use of "
-        "it in the process.",
-        only_for="calls that name a task both with a window and without, as in perplexity and perplexity-s512",
     ),
 ]

@@ -41,16 +41,6 @@ MUTANTS = [
         only_for="Megatron checkpoints with a sliding window",
     ),
     Mutant(
-        name="tanh_without_biases",
-        file="lmtrain/exchange/megatron/convert_arguments_and_settings.py",
-        function="settings_from_arguments",
-        old='by_tanh = (argument("bias_gelu_fusion", True) and facts.bias == "all") or argument("openai_gelu", False)',
-        new='by_tanh = argument("bias_gelu_fusion", True) or argument("openai_gelu", False)',
-        breaks="The imported model computes gelu by tanh where Megatron, which has no bias to fuse, computes it "
-        "exactly: all scores are slightly off.",
-        only_for="GPTs without biases in their linears whose arguments have bias_gelu_fusion or do not tell it",
-    ),
-    Mutant(
         name="default_eps_of_llama_is_anothers",
         file="lmtrain/exchange/huggingface/families/llama.py",
         function="",
@@ -58,15 +48,6 @@ MUTANTS = [
         new='"rms_norm_eps": 1e-5,',
         breaks="The imported model has a ten times larger norm_eps than transformers gives it.",
         only_for="llama folders whose config.json leaves rms_norm_eps out",
-    ),
-    Mutant(
-        name="base_of_the_angles_in_the_group_is_not_read",
-        file="lmtrain/exchange/huggingface/rotary_config.py",
-        function="value_of_both_forms",
-        old="for value in (inside, outside) if",
-        new="for value in (outside,) if",
-        breaks="The imported model has rotary_base=10000 whatever it was trained with, and scores long texts badly.",
-        only_for="folders that transformers 5 has saved, where rope_theta stands in rope_parameters alone",
     ),
     Mutant(
         name="a_bert_is_exported_without_its_unread_positions",
@@ -85,16 +66,6 @@ MUTANTS = [
         new='"gelu_pytorch_tanh": "gelu"',
         breaks="The imported model computes the exact gelu: all scores are slightly off.",
         only_for="folders whose activation is called gelu_pytorch_tanh",
-    ),
-    Mutant(
-        name="attention_scaled_by_layer_is_imported",
-        file="lmtrain/exchange/huggingface/families/gpt2.py",
-        function="",
-        old='"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,\n        "is_causal"',
-        new='"add_cross_attention": False,\n        "is_causal"',
-        breaks="A GPT-2 that scales attention by its layer's number is imported and computes something else, where it "
-        "should be refused.",
-        only_for="config.json with scale_attn_by_inverse_layer_idx=true, as Stanford's GPT-2s have",
     ),
     Mutant(
         name="window_of_a_llama_is_computed",
@@ -144,15 +115,6 @@ MUTANTS = [
         only_for="imports with --tokenizer of another tokenizer than the folder's",
     ),
     Mutant(
-        name="windows_of_a_qwen_begin_a_layer_late",
-        file="lmtrain/exchange/huggingface/shared_by_decoder_families.py",
-        function="late_window_settings",
-        old="[layer >= first for",
-        new="[layer > first for",
-        breaks="A layer of an imported Qwen sees the whole text, and in transformers a window.",
-        only_for="Qwens with use_sliding_window and no layer_types",
-    ),
-    Mutant(
         name="longest_text_of_a_phi_3_is_that_of_the_run",
         file="lmtrain/exchange/huggingface/families/phi3.py",
         function="Phi3.config",
@@ -160,15 +122,6 @@ MUTANTS = [
         new="""entries["max_positions"] = int(""",
         breaks="transformers takes the factor of longrope's cosines from two lengths, and computes another model.",
         only_for="Phi-3s with longrope that were trained on shorter texts than the longest they can read",
-    ),
-    Mutant(
-        name="any_pattern_is_taken_for_qwens",
-        file="lmtrain/exchange/huggingface/exported_tokenizer_files.py",
-        function="_is_qwen_tokenizer",
-        old=""" and bpe_pattern(tree["pre_tokenizer"]) == "qwen2\"""",
-        new="",
-        breaks="transformers 5 splits numbers of an exported model's texts into digits, and lmtrain did not.",
-        only_for="tokenizers with NFC and another pattern than Qwen's, in folders that name Qwen's class",
     ),
     Mutant(
         name="class_of_a_tokenizer_always_comes_back",
@@ -294,24 +247,6 @@ MUTANTS = [
         only_for="Megatron checkpoints with --window-attn-skip-freq N or --no-rope-freq N",
     ),
     Mutant(
-        name="layers_with_angles_are_those_without",
-        file="lmtrain/exchange/megatron/convert_decoder_arguments.py",
-        function="decoder_arguments",
-        old="[int(not kind.rotary) for kind in kinds]",
-        new="[int(kind.rotary) for kind in kinds]",
-        breaks="Megatron-LM turns queries and keys in the layers that were trained without angles, and in no others.",
-        only_for="exports of models whose layer_pattern mixes layers with and without angles",
-    ),
-    Mutant(
-        name="zero_centered_gamma_is_a_plain_weight",
-        file="lmtrain/exchange/megatron/convert_decoder_arguments.py",
-        function="words_from_arguments",
-        old='if argument("apply_layernorm_1p", False) or argument("layernorm_zero_centered_gamma", False):',
-        new='if argument("apply_layernorm_1p", False):',
-        breaks="Every norm of the imported model multiplies by w instead of 1 + w.",
-        only_for="Megatron checkpoints of the versions that name --apply-layernorm-1p by the field of its config",
-    ),
-    Mutant(
         name="windows_of_an_olmo_3_take_the_base_beside_the_groups",
         file="lmtrain/exchange/huggingface/families/olmo.py",
         function="_angles_by_layer",
@@ -346,15 +281,6 @@ MUTANTS = [
         new="_SHARE = 1.0",
         breaks="The imported model turns all of each head where transformers turns a quarter.",
         only_for="GPT-NeoX folders without rotary_pct",
-    ),
-    Mutant(
-        name="a_model_without_arguments_is_guessed",
-        file="lmtrain/exchange/megatron/read_arguments_and_weights.py",
-        function="_read_common_state",
-        old="if not isinstance(state, dict) or _args(state) is None:",
-        new="if not isinstance(state, dict):",
-        breaks="Base of angles, norm and activation are defaults: another model of the same shapes is imported.",
-        only_for="torch_dist folders whose common state lacks its arguments",
     ),
     Mutant(
         name="arguments_beside_the_tensors_are_not_found",
@@ -447,25 +373,6 @@ MUTANTS = [
         only_for="config.json with keys of other families, such as embedding_multiplier",
     ),
     Mutant(
-        name="keys_at_harmless_values_are_refused",
-        file="lmtrain/exchange/huggingface/ignored_and_refused_config_keys.py",
-        function="uncomputed_keys",
-        old="is not None and config[key] not in harmless",
-        new="is not None",
-        breaks="Models whose config.json spells out that a feature is off, as SmolLM2's does, cannot be imported.",
-        only_for="config.json with rope_interleaved=false and the like",
-    ),
-    Mutant(
-        name="scaling_is_written_for_transformers_5_alone",
-        file="lmtrain/exchange/huggingface/rotary_config.py",
-        function="rotary_entries",
-        old='if scaling["rope_type"] != "default":',
-        new='if scaling["rope_type"] == "default":',
-        breaks="transformers 4 reads rope_scaling alone and computes plain angles: long texts are scored badly, "
-        "without an error.",
-        only_for="exports of models with scaled rotary angles",
-    ),
-    Mutant(
         name="original_length_of_longrope_is_written_inside_alone",
         file="lmtrain/exchange/huggingface/rotary_config.py",
         function="rotary_entries",
@@ -484,15 +391,6 @@ MUTANTS = [
         breaks="The imported model has the usual factor of cosines and sines, where transformers has the ratio of "
         "two.",
         only_for="YaRN angles with mscale and mscale_all_dim, as DeepSeek's",
-    ),
-    Mutant(
-        name="first_pair_of_yarn_is_always_whole",
-        file="lmtrain/exchange/huggingface/rotary_config.py",
-        function="",
-        old='"beta_slow": "rotary_beta_slow", "truncate": "rotary_rounds",',
-        new='"beta_slow": "rotary_beta_slow",',
-        breaks="The imported model scales other pairs; or the message says that truncate is not known.",
-        only_for="YaRN angles with truncate=false, as gpt-oss has them",
     ),
     Mutant(
         name="factor_that_four_does_not_take_is_taken",
@@ -520,15 +418,6 @@ MUTANTS = [
         new='if isinstance(original, str) and found.get(original) == [""]:',
         breaks="A Mistral without a window goes out as a LLaMA, with another config.json than it came with.",
         only_for="imported models that several families compute",
-    ),
-    Mutant(
-        name="unknown_keys_of_a_config_are_ignored",
-        file="lmtrain/exchange/huggingface/config_json.py",
-        function="settings_from_config",
-        old="if value is not None and not is_known_key(key, family)",
-        new="if value is None and not is_known_key(key, family)",
-        breaks="A key that changes what is computed, and that no list has, is left out without a word.",
-        only_for="config.json of changed copies of a family",
     ),
     Mutant(
         name="a_llama_has_any_width_of_heads",

@@ -22,16 +22,6 @@ MUTANTS = [
         only_for="microbatches of more than 64M logits whose rows are no multiple of a chunk's, on a CPU",
     ),
     Mutant(
-        name="adamw_takes_odd_sizes_for_aligned",
-        file="lmtrain/kernels/adamw_tensors_and_rates.py",
-        function="AdamWTensors.alignment",
-        old="reduce(or_, self.addresses, self.weight.numel())",
-        new="reduce(or_, self.addresses)",
-        breaks="The kernel is promised a size that is a multiple of 16, so its wide stores may run over the end of a "
-        "tensor into the next one.",
-        only_for="weights on a GPU, or shards of them, whose size is no multiple of 16",
-    ),
-    Mutant(
         name="bias_gradient_forgets_the_last_rows",
         file="lmtrain/kernels/triton_activations.py",
         function="backward",

@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="window_sees_one_token_more",
-        file="lmtrain/models/layers/attention.py",
-        function="build_mask",
-        old="distance_TT < window if causal",
-        new="distance_TT <= window if causal",
-        breaks="A token looks back over window + 1 tokens, one more than the setting, the block masks of GPUs and "
-        "other programs say.",
-        only_for="models with a window where masks are of all positions: on a CPU, with dropout, in evaluation",
-    ),
-    Mutant(
         name="masked_grouped_queries_take_keys_in_turn",
         file="lmtrain/models/layers/attention.py",
         function="DotProduct.forward",
@@ -21,16 +11,6 @@ MUTANTS = [
         new="(x.repeat(1, group, 1, 1) for x in (k_BHTK, v_BHTK))",
         breaks="Query heads meet the keys of another group, so that with a mask the model is another one than without.",
         only_for="grouped-query attention with several keys under a mask: windows, document masks, asked positions",
-    ),
-    Mutant(
-        name="every_stage_works_out_asked_positions_alone",
-        file="lmtrain/models/block_stack.py",
-        function="Stack._query_positions",
-        old="if batch.is_query_BT is None or self.head is None or x_BTD",
-        new="if batch.is_query_BT is None or x_BTD",
-        breaks="The last block of a stage in the middle leaves zeros where nothing is asked for, and the blocks of the "
-        "next stage look at these: scores of an evaluation are wrong.",
-        only_for="evaluation of a pipeline where few positions are asked for",
     ),
     Mutant(
         name="rows_that_pad_the_vocabulary_are_parameters",
@@ -69,16 +49,6 @@ MUTANTS = [
         breaks="Blocks that the window's far edge crosses count as visible to everybody, so tokens look up to 127 "
         "places too far back.",
         only_for="windows smaller than the sequence, where masks are of blocks (GPUs)",
-    ),
-    Mutant(
-        name="rmsnorm_has_torchs_own_eps",
-        file="lmtrain/models/layers/norms.py",
-        function="build_norm",
-        old="return nn.RMSNorm(width, eps=eps, elementwise_affine",
-        new="return nn.RMSNorm(width, elementwise_affine",
-        breaks="model.norm_eps is ignored and the dtype's own epsilon taken, so activations differ from those of the "
-        "same weights in other programs, most of all while hidden states are small.",
-        only_for="rmsnorm",
     ),
     Mutant(
         name="post_norm_branches_start_small",
@@ -144,15 +114,6 @@ MUTANTS = [
         new="return 1.0",
         breaks="Cosines and sines lack YaRN's factor, and the scores of long texts its square.",
         only_for="model.rotary_scaling=yarn without rotary_attention_factor",
-    ),
-    Mutant(
-        name="longrope_is_long_one_token_early",
-        file="lmtrain/models/layers/rotary.py",
-        function="_frequencies",
-        old="is_long = length > (s.rotary_original_len or 0)",
-        new="is_long = length >= (s.rotary_original_len or 0)",
-        breaks="Texts as long as those of the original training have the angles of longer ones.",
-        only_for="model.rotary_scaling=longrope at the original length",
     ),
     Mutant(
         name="longrope_takes_a_row_for_a_text",

@@ -4,17 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="missing_masked_labels_are_token_0",
-        file="lmtrain/models/objectives/causal_and_masked_objectives.py",
-        function="MaskedLM.prepare_batch",
-        old="F.pad(labels, (0, num_scored - len(labels)), value=IGNORED)",
-        new="F.pad(labels, (0, num_scored - len(labels)))",
-        breaks="Places that fill up the shorter cuts are scored as if token 0 had been masked there, which changes "
-        "loss and gradients.",
-        only_for="masked models whose sequence is cut over tp into parts with unequally many labels, or batches without"
-        " a label",
-    ),
-    Mutant(
         name="labels_are_cut_by_rows_and_not_by_sequence",
         file="lmtrain/models/objectives/causal_and_masked_objectives.py",
         function="MaskedLM.prepare_batch",
@@ -48,24 +37,6 @@ MUTANTS = [
         breaks="The loss that is logged is a sum in bf16 or fp16, right to two or three digits, or inf in fp16; the "
         "gradients are right.",
         only_for="half precision where no kernel makes the loss, on one tensor-parallel rank (CPU)",
-    ),
-    Mutant(
-        name="losses_by_sample_reach_the_gradient",
-        file="lmtrain/models/objectives/cross_entropy.py",
-        function="cross_entropy_plain",
-        old="F.cross_entropy(logits_NV.detach(), labels_N",
-        new="F.cross_entropy(logits_NV, labels_N",
-        breaks="A gradient that reaches the losses by sample, which are only recorded, changes the weights.",
-        only_for="code that uses the losses by sample of the loss for a compiler in a backward pass",
-    ),
-    Mutant(
-        name="z_loss_has_no_gradient_in_torch_operations",
-        file="lmtrain/models/objectives/cross_entropy.py",
-        function="_CrossEntropySum.forward",
-        old="            factors.append(softmax_factor(log_sums_N, z_loss))\n",
-        new="",
-        breaks="The z-loss is shown and not minimised.",
-        only_for="model.z_loss where no kernel makes the loss, on one tensor-parallel rank (CPU)",
     ),
     Mutant(
         name="z_loss_has_no_gradient_in_kernels",

@@ -14,16 +14,6 @@ MUTANTS = [
         only_for="a kill amid a row of which more than 64 KiB were written, as a memory row of thousands of ranks",
     ),
     Mutant(
-        name="size_kept_after_a_cut",
-        file="lmtrain/observe/metrics.py",
-        function="GrowingFile.truncate_end",
-        old="            os.ftruncate(self._fd, self._size - num_bytes)\n        self._size -= num_bytes\n",
-        new="            os.ftruncate(self._fd, self._size - num_bytes)\n",
-        breaks="When a later row cannot be written, the file is not cut back to its whole rows but filled up with zero "
-        "bytes or torn text, and nothing reads it any more.",
-        only_for="a run that was killed amid a row, goes on, and then meets a full disk",
-    ),
-    Mutant(
         name="only_the_next_start_takes_rows_away",
         file="lmtrain/observe/history/read_metrics_columns.py",
         function="_Reader._events_in_force",
@@ -32,16 +22,6 @@ MUTANTS = [
         breaks="Validations, evaluations and saves of steps that were undone by a later start still stand in the "
         "report beside those that replaced them.",
         only_for="runs of three or more starts of which a later one went back further than the one before it",
-    ),
-    Mutant(
-        name="replaced_start_still_counts",
-        file="lmtrain/observe/history/read_metrics_columns.py",
-        function="starts_in_force",
-        old='earlier["step"] < row["step"]',
-        new='earlier["step"] <= row["step"]',
-        breaks="`lmtrain runs diff` compares settings, data and first weights of a start of which nothing is left, and "
-        "names a cause that is none.",
-        only_for="runs that began twice at the same step, as after a kill before the first save",
     ),
     Mutant(
         name="memory_told_once_all_have_grown",
@@ -92,15 +72,6 @@ MUTANTS = [
         only_for="runs or evaluations whose names hold </SCRIPT> or an opened comment with a script in it",
     ),
     Mutant(
-        name="flat_negative_series_stands_on_its_head",
-        file="lmtrain/cli/page/svg_line_charts.py",
-        function="_axis_range",
-        old="spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0",
-        new="spare = 0.05 * (high - low) or high * 0.05 or 1.0",
-        breaks="The axis of the figure runs the wrong way round and has one tick alone.",
-        only_for="figures of a single value below zero, or of values that are all the same and below zero",
-    ),
-    Mutant(
         name="hidden_runs_still_stretch_the_axis",
         file="lmtrain/cli/page/chart.js",
         function="",
@@ -140,15 +111,6 @@ MUTANTS = [
         only_for="pipelines whose stages have unlike work",
     ),
     Mutant(
-        name="middle_rank_counts_among_its_own_peers",
-        file="lmtrain/observe/stragglers/find_slow_ranks.py",
-        function="medians_of_others",
-        old="ordered[high + (place <= high)][0]",
-        new="ordered[high + (place < high)][0]",
-        breaks="The rank in the middle is compared with itself as well, and so is the quicker one of two.",
-        only_for="the rank just above the middle of its peers, such as the quicker of two",
-    ),
-    Mutant(
         name="link_timed_by_some_of_its_messages",
         file="lmtrain/parallel/pipeline/stage_to_stage_messages.py",
         function="LinkTimes.pop_times",
@@ -169,16 +131,6 @@ MUTANTS = [
         only_for="starts after the first, and phases that once took more than ten times what this start has seen",
     ),
     Mutant(
-        name="lost_node_noticed_at_the_later_time",
-        file="lmtrain/observe/hang_watch/watchdog_companion_process.py",
-        function="Companion.__init__",
-        old='min(config["timeout_s"], SILENT_S)',
-        new='max(config["timeout_s"], SILENT_S)',
-        breaks="Ranks wait for parallel.timeout_s, ten minutes by default, where they were to notice within half a "
-        "minute that the node of rank 0 is gone.",
-        only_for="a node of rank 0 that loses its power or its network without closing connections",
-    ),
-    Mutant(
         name="time_left_counts_what_was_there_before",
         file="lmtrain/observe/screen/command_progress.py",
         function="ProgressReporter.text",
@@ -188,16 +140,6 @@ MUTANTS = [
         only_for="work that goes on where an earlier attempt was: tokenizing, fetching, resharding",
     ),
     Mutant(
-        name="operators_back_to_back_count_as_nested",
-        file="lmtrain/observe/profile/kernel_times.py",
-        function="_build_operators",
-        old="while open_ and open_[-1].end <= begin:",
-        new="while open_ and open_[-1].end < begin:",
-        breaks="The second of two operators is taken to run inside the first: its time is taken off the first one's "
-        "and may count in a wrong class.",
-        only_for="operators of one thread of which one begins in the very microsecond in which another ends",
-    ),
-    Mutant(
         name="curves_of_a_branch_begin_at_step_0",
         file="lmtrain/observe/history/read_metrics_columns.py",
         function="Record._start_of",
@@ -205,14 +147,5 @@ MUTANTS = [
         new="return 0.0, 0.0",
         breaks="The mark at which a branch begins stands at too many or too few tokens.",
         only_for="branches with another number of tokens in a step than their trunk",
-    ),
-    Mutant(
-        name="panel_names_the_stage_after_its_first_row",
-        file="lmtrain/observe/screen/live_panel.py",
-        function="RunPanel._stage_text",
-        old='row.get("stage", self.start.get("stage"))',
-        new='row.get("stage")',
-        breaks="The panel does not say which stage begins until the first row comes, which can take minutes.",
-        only_for="runs with stages",
     ),
 ]

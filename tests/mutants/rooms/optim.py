@@ -37,45 +37,6 @@ MUTANTS = [
         only_for="matrices that are several: query-key-value, and gate and up",
     ),
     Mutant(
-        name="eps_is_added_before_the_correction",
-        file="lmtrain/optim/adam_update_direction.py",
-        function="adam_directions",
-        old="""\
-    torch._foreach_div_(directions, (1 - second**count) ** 0.5)
-    torch._foreach_add_(directions, eps)
-""",
-        new="""\
-    torch._foreach_add_(directions, eps)
-    torch._foreach_div_(directions, (1 - second**count) ** 0.5)
-""",
-        breaks="Early steps of LAMB, and of what Muon leaves to AdamW, are shorter than Adam's and than those of the "
-        "kernel on a GPU.",
-        only_for="the first updates, for weights whose gradients are about as small as eps",
-    ),
-    Mutant(
-        name="adamw_ignores_eps",
-        file="lmtrain/optim/adamw.py",
-        function="build",
-        old="""\
-        betas=(first, second),
-        eps=settings.eps,
-""",
-        new="""\
-        betas=(first, second),
-""",
-        breaks="optim.eps is accepted and torch's 1e-8 is used.",
-        only_for="another eps than 1e-8, where no kernel of ours makes the update",
-    ),
-    Mutant(
-        name="wsd_decay_is_rounded_down",
-        file="lmtrain/optim/schedule_settings.py",
-        function="WSDSettings.decay_start",
-        old="round(self.decay_fraction * total_steps)",
-        new="int(self.decay_fraction * total_steps)",
-        breaks="The decay begins a step late, even where the product is whole but for its rounding, as 0.29 x 100 is.",
-        only_for="runs whose length times decay_fraction would be rounded up",
-    ),
-    Mutant(
         name="wsd_follows_the_first_quarter_of_a_wave",
         file="lmtrain/optim/schedule_settings.py",
         function="WSDSettings.after_warmup",

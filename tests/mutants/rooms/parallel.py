@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="copied_keys_have_gradients_of_their_own",
-        file="lmtrain/parallel/parallel_model.py",
-        function="ParallelModel.finish_gradients",
-        old="sum_copied_gradients(gradients, self.placements, self.mesh.tp)",
-        new="pass",
-        breaks="Ranks that hold a copy of the same keys and values update it by the gradient of their own queries "
-        "alone, so the copies drift apart and the model is another one than on a single process.",
-        only_for="tensor parallelism over more ranks than heads of keys and values",
-    ),
-    Mutant(
         name="norm_counts_copied_keys_for_each_rank",
         file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
         function="gradient_norm",
@@ -80,15 +70,6 @@ MUTANTS = [
         breaks="The second microbatch of one copy and the first of the next drop the same activations, and a layout "
         "with copies draws other masks than one process with all the microbatches.",
         only_for="dropout with data-parallel copies and several microbatches a step",
-    ),
-    Mutant(
-        name="attention_noise_forgets_the_layer",
-        file="lmtrain/parallel/blocks/dropout_random_numbers.py",
-        function="DropoutSeeds.core_seed",
-        old='"tp", self.tp.index, path)',
-        new='"tp", self.tp.index)',
-        breaks="The attention of every layer drops the same scores in a microbatch.",
-        only_for="dropout with tensor parallelism and sequence_parallel=false",
     ),
     Mutant(
         name="recompute_draws_for_the_newest_microbatch",
@@ -243,16 +224,6 @@ MUTANTS = [
         only_for="pipelines",
     ),
     Mutant(
-        name="zero_2_keeps_whole_gradients",
-        file="lmtrain/parallel/weights/fsdp_sharding.py",
-        function="ShardedWeights.before_action",
-        old="reduces = is_last_microbatch or self.zero >= 2",
-        new="reduces = is_last_microbatch or self.zero > 2",
-        breaks="zero=2 holds whole gradients until the last microbatch as zero=1 does, so it needs more memory than "
-        "it says and than the planner counts.",
-        only_for="zero=2 with several microbatches a step",
-    ),
-    Mutant(
         name="gradients_are_reduced_in_half_precision",
         file="lmtrain/parallel/weights/fsdp_sharding.py",
         function="apply_data_parallel",
@@ -299,24 +270,6 @@ MUTANTS = [
         breaks="Of ranks that are to score different texts the one with the greatest checksum does not stop: it waits "
         "for the others, which have raised RanksDifferError, until the time-out.",
         only_for="ranks that differ, on the one with the greatest checksum",
-    ),
-    Mutant(
-        name="objective_without_the_z_loss",
-        file="lmtrain/parallel/build_parallel_model.py",
-        function="_objective",
-        old="build_objective(settings.terms, settings.z_loss)",
-        new="build_objective(settings.terms)",
-        breaks="model.z_loss is accepted and has no effect.",
-        only_for="model.z_loss",
-    ),
-    Mutant(
-        name="gradients_of_a_norm_of_heads_are_those_of_a_ranks_heads",
-        file="lmtrain/parallel/weights/reduce_and_clip_gradients.py",
-        function="sum_partial_gradients",
-        old="(sequence_parallel or cut.partial)",
-        new="sequence_parallel",
-        breaks="The copies of a norm of queries and keys drift apart, each trained by its own heads.",
-        only_for="model.qk_norm=head with tensor parallelism and no sequence parallelism",
     ),
     Mutant(
         name="a_norm_over_all_heads_takes_a_ranks_mean",
@@ -384,15 +337,6 @@ MUTANTS = [
         new="            yield\n",
         breaks="The measures of the average are those of the weights, whose half-precision copies stay.",
         only_for="runs with checkpoint.ema in bf16 or fp16",
-    ),
-    Mutant(
-        name="half_precision_computes_with_the_average_after_it_was_measured",
-        file="lmtrain/train/exponential_weight_average.py",
-        function="in_place_of_weights",
-        old="                self._exchange(name)\n            self.weights.publish()\n",
-        new="                self._exchange(name)\n",
-        breaks="The forward of the next step computes with the average, and its gradients go to the weights.",
-        only_for="runs with checkpoint.ema in bf16 or fp16, and those with sharded weights",
     ),
     Mutant(
         name="the_steps_of_an_average_count_from_its_beginning",

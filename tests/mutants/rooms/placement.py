@@ -23,45 +23,6 @@ MUTANTS = [
         only_for="dp_replicate > 1, slightly, since norms and biases are a small part of the norm",
     ),
     Mutant(
-        name="advice_on_tp_forgets_the_width_of_the_mlp",
-        file="lmtrain/placement/parallel_settings.py",
-        function="tp_sizes",
-        old="if shape.ffn_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)]",
-        new="if keys % tp == 0 or tp % keys == 0]",
-        breaks="The message names degrees that the next start refuses, since they do not divide the MLP.",
-        only_for="an ffn_width that not every divisor of the heads divides, as rotary models of 8/3 widths have",
-    ),
-    Mutant(
-        name="zero_2_is_said_to_keep_whole_gradients",
-        file="lmtrain/placement/weight_and_activation_bytes.py",
-        function="rank_bytes",
-        old="gradients=FP32_BYTES * (counts.parts if zero < 2 else counts.shards)",
-        new="gradients=FP32_BYTES * (counts.parts if zero <= 2 else counts.shards)",
-        breaks="The layout table and the planner count whole gradients where a rank holds its shard, and zero 2 looks "
-        "as large as zero 1.",
-        only_for="zero=2",
-    ),
-    Mutant(
-        name="folded_copy_is_not_counted",
-        file="lmtrain/placement/weight_and_activation_bytes.py",
-        function="placements_of_stages",
-        old="both = len(stages) > 1 and stages[0].first and stages[-1].last",
-        new="both = len(stages) > 2 and stages[0].first and stages[-1].last",
-        breaks="The layout table leaves out the head's own copy of the embedding on the rank that holds both ends, and "
-        "promises less memory than it takes.",
-        only_for="zb_v with a tied head",
-    ),
-    Mutant(
-        name="padding_masks_of_one_sample",
-        file="lmtrain/placement/attention_activation_bytes.py",
-        function="AttentionSizes.num_mask_elements",
-        old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
-        new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
-        breaks="Masks of padding are counted for one sample where every sample has its own, so predicted activations "
-        "are too small.",
-        only_for="BERT with several samples in a microbatch",
-    ),
-    Mutant(
         name="parallel_blocks_share_what_is_cut",
         file="lmtrain/placement/weight_and_activation_bytes.py",
         function="ActivationSizes.deferred_block_bytes",
@@ -70,16 +31,6 @@ MUTANTS = [
         breaks="The planner counts one gathered input for two products that gather a copy each, and promises too "
         "little memory between the halves of a backward.",
         only_for="zb_h1 and zb_v with parallel_block where the sequence is cut over tp",
-    ),
-    Mutant(
-        name="ramp_up_is_checked_at_its_start_alone",
-        file="lmtrain/placement/batch_rampup_settings.py",
-        function="rampup_problems",
-        old='for key in ("start", "increment"):',
-        new='for key in ("start",):',
-        breaks="A ramp-up that grows by what the copies cannot share is accepted, and the run fails when the batch "
-        "grows for the first time; the planner chooses such layouts too.",
-        only_for="an increment that is no multiple of micro_batch x copies",
     ),
     Mutant(
         name="decimal_bytes_are_read_as_binary",

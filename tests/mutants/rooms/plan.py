@@ -31,15 +31,6 @@ MUTANTS = [
         only_for="layouts that fill the last 7% of what may be used",
     ),
     Mutant(
-        name="switch_may_not_be_filled",
-        file="lmtrain/plan/search/order_layouts_by_speed.py",
-        function="rank_layouts",
-        old='space.column("tp", rows) <= (limits.switch or np.inf)',
-        new='space.column("tp", rows) < (limits.switch or np.inf)',
-        breaks="Layouts whose shards and cuts take up exactly the devices below one switch are left out.",
-        only_for="a limit of the switch that shards x cuts reach exactly, which is how one would choose it",
-    ),
-    Mutant(
         name="copies_stand_side_by_side",
         file="lmtrain/plan/cost_model/step_time_and_energy.py",
         function="replica_group",
@@ -48,15 +39,6 @@ MUTANTS = [
         breaks="Sums over copies are priced as if the copies of a shard were neighbours in a node, and not a whole "
         "group of shards apart.",
         only_for="zero=3 with dp_replicate > 1 on more than one node",
-    ),
-    Mutant(
-        name="two_stages_that_fill_a_node_are_apart",
-        file="lmtrain/plan/cost_model/step_time_and_energy.py",
-        function="send_seconds",
-        old="np.where(stage * 2 <= cases.node, 0.5, 1.0)",
-        new="np.where(stage * 2 < cases.node, 0.5, 1.0)",
-        breaks="Messages of a pipeline are priced as if both neighbours were in other nodes, though one is in this.",
-        only_for="pipelines over several nodes with exactly two stages in each",
     ),
     Mutant(
         name="optimizer_is_shared_among_copies_too",
@@ -115,26 +97,6 @@ MUTANTS = [
         breaks="The search counts and may recommend zero-bubble schedules with recompute, which the settings of a run "
         "refuse.",
         only_for="searches that reach zb_h1 or zb_v, where memory is scarce enough for recompute to win",
-    ),
-    Mutant(
-        name="recompute_of_the_rank_with_least",
-        file="lmtrain/plan/run_estimates/workload_from_settings.py",
-        function="recomputed_shares",
-        old="max(_recomputed_share(run, stages) for stages in run.stages)",
-        new="min(_recomputed_share(run, stages) for stages in run.stages)",
-        breaks="A step is priced by the rank that computes least again, though the others wait for the one that "
-        "computes most.",
-        only_for="pipelines with recompute.blocks fewer than the layers",
-    ),
-    Mutant(
-        name="curve_forgets_the_last_point_that_fits",
-        file="lmtrain/plan/search/predict_layout_cost.py",
-        function="scaling_curve",
-        old="previous = best or previous",
-        new="previous = best",
-        breaks="After a number of devices on which nothing fits, the next point has no gain and is not compared with "
-        "the layout before.",
-        only_for="curves with a number in the middle for which there is no layout",
     ),
     Mutant(
         name="one_adapter_for_the_whole_node",

@@ -23,16 +23,6 @@ MUTANTS = [
         only_for="a shared disk, looked at from a machine whose name ends that of the run's machine, as n1 does gpu-n1",
     ),
     Mutant(
-        name="the_last_process_to_fail_says_why",
-        file="lmtrain/runfolder/read_and_record_run_end.py",
-        function="write_failure",
-        old="replace=env.world_size == 1, **extra_facts",
-        new="**extra_facts",
-        breaks="stop.json tells that a peer was lost, and asks for a requeue, instead of the error of the process that "
-        "failed first.",
-        only_for="several processes that torchrun or Slurm has started, of which one fails and others then lose it",
-    ),
-    Mutant(
         name="who_looks_first_and_writes_last_says_why",
         file="lmtrain/runfolder/stop_json_writer.py",
         function="write",
@@ -59,22 +49,5 @@ MUTANTS = [
         new="exit_code in (*_REQUEUE_CODES, 79)",
         breaks="stop.json says that the job is to be queued again, though somebody has asked for no more steps.",
         only_for="runs that a STOP file has ended",
-    ),
-    Mutant(
-        name="settings_of_a_start_that_was_done_again_stay",
-        file="lmtrain/runfolder/settings_differences.py",
-        function="_valid_starts",
-        old='if start[0] < row["step"]',
-        new='if start[0] <= row["step"]',
-        breaks="A value is shown to have held for steps that were trained again with another one.",
-        only_for="runs that were started twice at one step with different settings",
-    ),
-    Mutant(
-        name="a_branch_holds_its_parents_checkpoint_for_good",
-        file="lmtrain/runfolder/lineage.py",
-        function="waiting_branches",
-        old="if is_of_run and not checkpoint_names(folder / CHECKPOINTS):",
-        new="if is_of_run:",
-        breaks="The trunk keeps each checkpoint from which a branch ever began, whatever keep_last says.",
     ),
 ]

@@ -4,26 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="twin_forgets_the_sum_so_far",
-        file="lmtrain/runtime/files/crc32c.py",
-        function="crc32c",
-        old="crc32c_numpy(data, crc) if compiled_helpers.lib is None",
-        new="crc32c_numpy(data) if compiled_helpers.lib is None",
-        breaks="A checksum that is taken piece by piece is that of the last piece alone, so caches and rejects that "
-        "another machine wrote are refused, and damage in earlier pieces is not seen.",
-        only_for="machines without the compiled helper, and files that are summed in more than one piece",
-    ),
-    Mutant(
-        name="synced_before_it_is_flushed",
-        file="lmtrain/runtime/files/atomic_files.py",
-        function="atomic_file",
-        old="                file.flush()\n                os.fsync(file.fileno())\n",
-        new="                os.fsync(file.fileno())\n                file.flush()\n",
-        breaks="What is still in Python's buffer is not on disk when the file takes its name: after a power cut a "
-        "config, an index or a report can be there and be empty.",
-        only_for="a machine that loses its power soon after a file was replaced",
-    ),
-    Mutant(
         name="rename_synced_in_the_wrong_folder",
         file="lmtrain/runtime/files/atomic_files.py",
         function="put_in_place",
@@ -100,16 +80,6 @@ MUTANTS = [
         only_for="srun with --gpus-per-task where the tasks see all GPUs of their node all the same",
     ),
     Mutant(
-        name="node_of_a_task_off_by_one",
-        file="lmtrain/runtime/processes/process_environment.py",
-        function="_tasks_on_this_node",
-        old="        if node < 0:\n",
-        new="        if node <= 0:\n",
-        breaks="A node is told the number of tasks of the one before it, so that its GPUs are counted against the "
-        "wrong number of processes.",
-        only_for="srun steps with unlike numbers of tasks on their nodes, such as 4(x2),3",
-    ),
-    Mutant(
         name="world_of_the_job_and_not_of_the_step",
         file="lmtrain/runtime/processes/process_environment.py",
         function="ProcessEnv.detect",
@@ -128,16 +98,6 @@ MUTANTS = [
         breaks="The second step of a job meets at the port of the first step of the next job, and one of the two is "
         "refused because its port is in use.",
         only_for="steps after a job's first, with another job of a number near by on the same first node",
-    ),
-    Mutant(
-        name="limit_counts_from_the_last_start",
-        file="lmtrain/runtime/processes/process_environment.py",
-        function="command_start_s",
-        old="return min(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)",
-        new="return max(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)",
-        breaks="run.time_limit begins anew with each rank's own start in place of the command's, so that a command "
-        "runs for longer than it was given.",
-        only_for="ranks that our launcher has started (--nproc, --max-restarts), most of all after a restart",
     ),
     Mutant(
         name="threads_shared_with_ranks_elsewhere",
@@ -184,14 +144,6 @@ MUTANTS = [
         only_for="forked ranks whose standard error is a pipe or a file, as that of all but rank 0 is",
     ),
     Mutant(
-        name="used_port_with_the_wrong_cause",
-        file="lmtrain/runtime/processes/process_environment.py",
-        function="listen",
-        old="error.errno == errno.EADDRINUSE",
-        new="error.errno != errno.EADDRINUSE",
-        breaks="Another program is blamed for a port that needs more rights, and not for one that it uses.",
-    ),
-    Mutant(
         name="a_folder_in_work_is_taken_for_abandoned",
         file="lmtrain/runtime/files/atomic_files.py",
         function="_lock_if_free",
@@ -208,14 +160,5 @@ MUTANTS = [
         new="if not overwrite and (not has_type or not (is_empty or kind.fits(path))):",
         breaks="--overwrite replaces a file of another kind, such as a text by a dataset.",
         only_for="--overwrite, of an output that names a file which no such command wrote",
-    ),
-    Mutant(
-        name="a_refused_start_leaves_its_files",
-        file="lmtrain/runtime/files/put_back_if_refused.py",
-        function="put_back_if_refused",
-        old="_stamp(folder / unless_changed) == stamp:",
-        new="_stamp(folder / unless_changed) != stamp:",
-        breaks="A start that is refused leaves what it has written, and its folder takes no other text.",
-        only_for="starts that are refused after they have made a dataset or other files in run.dir",
     ),
 ]

@@ -14,25 +14,6 @@ MUTANTS = [
         only_for="--max-restarts, where a start after the first is lost before it has its folder",
     ),
     Mutant(
-        name="begins_anew_as_its_run_did",
-        file="lmtrain/start/settings_from_earlier_run.py",
-        function="SourceRun.base_settings",
-        old='elif is_branch or checkpoint.get("resume") == "none":',
-        new="elif is_branch:",
-        breaks="Going on with a run is refused because it would start over.",
-        only_for="--from-run, with its own folder, of a run that was begun with checkpoint.resume=none",
-    ),
-    Mutant(
-        name="journal_forgets_the_precision",
-        file="lmtrain/start/evaluation/run_tasks.py",
-        function="Session.evaluate_tasks",
-        old='computed = (weights, subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
-        new='computed = (weights, subject.layout, facts["device"], torch.__version__, __version__)',
-        breaks="Scores that were computed in other numbers are taken over from the call that was killed, and the "
-        "result mixes two precisions.",
-        only_for="`lmtrain eval --output` that was killed and is started again with another --precision",
-    ),
-    Mutant(
         name="results_paired_in_their_order",
         file="lmtrain/start/evaluation/compare_results.py",
         function="_pair_results",
@@ -71,16 +52,6 @@ MUTANTS = [
         only_for="--from-run with another run.dir, of a run that was started with data.text",
     ),
     Mutant(
-        name="model_of_init_from_replaces_that_of_an_own_root",
-        file="lmtrain/start/init_from_settings_and_import.py",
-        function="sources_of_run",
-        old="if own_root or {",
-        new="if {",
-        breaks="The model that a user's own pretrain.yaml chooses gives way to that of the weights, where the two "
-        "should be compared.",
-        only_for="checkpoint.init_from with a --config-dir that has a root config of the usual name",
-    ),
-    Mutant(
         name="cut_stage_keeps_its_length",
         file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint._past",
@@ -97,15 +68,6 @@ MUTANTS = [
         new="{}",
         breaks="The learning rate of a branch begins at almost 0 and rises for as long as at the start of the run.",
         only_for="branches on other data with a typed schedule",
-    ),
-    Mutant(
-        name="typed_data_of_the_run_lose_to_those_of_its_stage",
-        file="lmtrain/start/training_stages_of_branch.py",
-        function="BranchPoint._changed_stage",
-        old=' or f"{group}.{key}" in typed',
-        new="",
-        breaks="A branch that types the run's first data goes on with the data of the stage it leaves.",
-        only_for="branches of runs in stages",
     ),
     Mutant(
         name="length_in_tokens_counts_what_is_done_in_steps",
@@ -152,33 +114,6 @@ MUTANTS = [
         breaks="A killed evaluation of the weights that is started again with --weights ema takes the answers of the "
         "weights from the journal, and mixes both in one number.",
         only_for="two evaluations of one checkpoint into one file, the first of them killed",
-    ),
-    Mutant(
-        name="a_misspelt_group_is_read_in_another_tools_words",
-        file="lmtrain/start/other_tools/translate_foreign_flags.py",
-        function="_take_misspelt_group",
-        old="if parent else None",
-        new="if not parent else None",
-        breaks="chekcpoint.init_from=gpt2 is left out, as nanoGPT's init_from means something else.",
-        only_for="settings with a misspelt group whose last part is another tool's name as well",
-    ),
-    Mutant(
-        name="a_planned_layout_that_is_never_legal_is_only_called_so",
-        file="lmtrain/start/plans/plan_question_and_search.py",
-        function="no_legal_layout_error",
-        old="if words or keys:",
-        new="if words:",
-        breaks="plan says that no layout is legal and not which of the sizes is to be left out.",
-        only_for="plans whose fixed sizes contradict each other",
-    ),
-    Mutant(
-        name="a_path_is_judged_by_its_option",
-        file="lmtrain/start/other_tools/foreign_translation.py",
-        function="_key_of_data",
-        old='if key == "data.text" and is_dataset and not os.path.exists(path):',
-        new='if key == "data.text" and is_dataset and os.path.exists(path):',
-        breaks="--train_file DATASET leads to data.text=DATASET, which is refused.",
-        only_for="names of other tools for a text, with the prefix of a dataset",
     ),
     Mutant(
         name="done_though_some_settings_changed",
@@ -239,16 +174,6 @@ MUTANTS = [
         only_for="calibrating by runs that validate, evaluate or save between rows of steps",
     ),
     Mutant(
-        name="change_after_the_step_explains_it",
-        file="lmtrain/start/facts_of_outputs/compare_runs.py",
-        function="_differing_before",
-        old='if facts["after"][key] < step',
-        new='if facts["after"][key] <= step',
-        breaks="A setting that was changed after the first step that differs is named as its cause, and the true one "
-        "is not looked for.",
-        only_for="runs whose first difference is at the very step at which one of them went on with other settings",
-    ),
-    Mutant(
         name="ancestors_of_a_run_that_is_gone_are_forgotten",
         file="lmtrain/start/facts_of_outputs/family_of_runs.py",
         function="family_rows",
@@ -283,15 +208,6 @@ MUTANTS = [
         old="number / (100 - number)",
         new="number / 100",
         breaks="The decay is shorter than its share of the branch's whole run.",
-    ),
-    Mutant(
-        name="epochs_of_a_blend_added_up",
-        file="lmtrain/start/facts_of_outputs/indexes_and_shares_of_datasets.py",
-        function="shares_of_datasets",
-        old="""total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}""",
-        new="""total |= {"dataset": f"{len(rows)} datasets"}""",
-        breaks="The last line tells the sum of the datasets' epochs, and not how often the whole is read.",
-        only_for="blends of two or more datasets",
     ),
     Mutant(
         name="samples_cut_as_a_new_run_would",

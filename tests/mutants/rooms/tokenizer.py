@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="long_texts_cut_beside_words_that_take_spaces",
-        file="lmtrain/tokenizer/text_to_ids_and_back.py",
-        function="Tokenizer._splits_at_spaces",
-        old="""not (token["lstrip"] or token["rstrip"] or re.search""",
-        new="""not (token["lstrip"] or re.search""",
-        breaks="A long document is cut between an added word and the spaces that belong to it, and gets other ids than "
-        "the tokenizer gives.",
-        only_for="documents above 256 Ki characters, and tokenizers with added words that take the spaces after them",
-    ),
-    Mutant(
         name="qwen_pattern_without_its_normalizer",
         file="lmtrain/tokenizer/train.py",
         function="train_bpe",
@@ -22,17 +12,6 @@ MUTANTS = [
         breaks="transformers 5 rebuilds the tokenizer of an exported Qwen 2 with NFC, and gives other ids than those "
         "of training.",
         only_for="texts with accents that are written as characters of their own",
-    ),
-    Mutant(
-        name="fingerprint_without_normalizer",
-        file="lmtrain/tokenizer/text_to_ids_and_back.py",
-        function="_parts_that_decide_ids",
-        old=""""normalizer": tokenizer_json["normalizer"],
-        "pre_tokenizer": _remove_key(""",
-        new='"pre_tokenizer": _remove_key(',
-        breaks="Two tokenizers that give different ids have one fingerprint, so their datasets can be merged and "
-        "blended and their models mixed up.",
-        only_for="tokenizers that differ in the normalizer alone, such as a cased and an uncased one",
     ),
     Mutant(
         name="any_file_is_the_recorded_tokenizer",
@@ -60,16 +39,6 @@ MUTANTS = [
         new="return len(ids)",
         breaks="The embedding has fewer rows than ids need, and good datasets are refused as of another tokenizer.",
         only_for="vocabularies whose ids have gaps",
-    ),
-    Mutant(
-        name="prefix_space_forgotten",
-        file="lmtrain/tokenizer/vocabulary_files.py",
-        function="bpe_pattern",
-        old=""" or to_letters["add_prefix_space"]:""",
-        new=":",
-        breaks="The compiled encoder is used though it puts no space in front, so the first ids of a text are not "
-        "those that the tokenizer itself gives.",
-        only_for="byte-level BPE with add_prefix_space=true and texts that do not begin with a space",
     ),
     Mutant(
         name="accents_follow_case",

@@ -38,15 +38,6 @@ MUTANTS = [
         only_for="models with two terms (a pair head) and more than one microbatch a step",
     ),
     Mutant(
-        name="losses_by_source_are_never_begun_anew",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="Progress.take_source_values",
-        old="        self.source_losses = {}\n",
-        new="",
-        breaks="The loss of a source is the mean since the start of the run, so that its curve lags far behind.",
-        only_for="runs on blends",
-    ),
-    Mutant(
         name="losses_by_source_are_forgotten_between_rows",
         file="lmtrain/train/run_objects_and_resume.py",
         function="restore",
@@ -73,16 +64,6 @@ MUTANTS = [
         breaks="After a resume the optimizer's bias correction counts steps that were skipped as updates, so the run "
         "does not go on as it would have without the stop.",
         only_for="fp16 runs in which a step overflowed before the checkpoint",
-    ),
-    Mutant(
-        name="loss_scale_begins_anew_on_resume",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="restore",
-        old='    model.loss_scale.load(state["precision"])\n',
-        new="",
-        breaks="A resumed run begins at the initial loss scale, overflows and skips steps again that the run without "
-        "a stop does not skip.",
-        only_for="fp16 runs that go on from a checkpoint",
     ),
     Mutant(
         name="filling_batches_of_validation_keep_their_labels",
@@ -221,15 +202,6 @@ MUTANTS = [
         only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
     ),
     Mutant(
-        name="first_weights_fit_one_length_alone",
-        file="lmtrain/models/model_settings.py",
-        function="differing_keys",
-        old='elif "num_positions" in other_values:',
-        new='elif "num_positions" not in other_values:',
-        breaks="Weights with a table of 512 positions are refused for a run on samples of 128 tokens.",
-        only_for="checkpoint.init_from a model with learned positions and another model.seq_len",
-    ),
-    Mutant(
         name="a_named_checkpoint_wins_over_the_runs_own",
         file="lmtrain/train/startup_checks/preflight.py",
         function="find_resume_checkpoint",
@@ -306,26 +278,6 @@ MUTANTS = [
         only_for="runs with a ramp-up whose later stages have another batch",
     ),
     Mutant(
-        name="a_shared_schedule_counts_steps_of_unlike_batches",
-        file="lmtrain/train/run_config.py",
-        function="ScheduleSpan.factor",
-        old="len({(each.seq_len, each.batch_start) for each in self.stages}) == 1",
-        new="len({each.seq_len for each in self.stages}) == 1",
-        breaks="The learning rate of stages that share a schedule follows their steps, although steps of one read "
-        "several times as many tokens as those of the other.",
-        only_for="stages of unlike batches and equal lengths of sequences that share a schedule",
-    ),
-    Mutant(
-        name="the_last_stage_begins_a_step_late",
-        file="lmtrain/train/run_config.py",
-        function="RunConfig.stage_at",
-        old="if step < stage.end_step",
-        new="if step <= stage.end_step",
-        breaks="A run that was ended at a border opens the stage behind again, which has no step left, and does "
-        "not go on.",
-        only_for="starts from the checkpoint at a border",
-    ),
-    Mutant(
         name="the_vocabulary_of_the_first_stage_alone",
         file="lmtrain/train/startup_checks/preflight.py",
         function="load_stages",
@@ -333,25 +285,6 @@ MUTANTS = [
         new=".with_vocab(sizes[0])",
         breaks="A later stage whose dataset has higher ids is refused at the start, or ends the run when it is read.",
         only_for="datasets with ids beyond their tokenizer's",
-    ),
-    Mutant(
-        name="the_stage_before_the_current_one_may_change",
-        file="lmtrain/train/startup_checks/compare_past_stages.py",
-        function="past_pairs",
-        old="if stage.end_step <= config.first_step]",
-        new="if stage.end_step < config.first_step]",
-        breaks="The length, rate, batch and data of the stage that was trained last can be changed on a resume "
-        "without a word, and the run's record says what was not trained.",
-        only_for="runs that go on from their second stage or a later one",
-    ),
-    Mutant(
-        name="what_was_read_is_not_saved",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="checkpoint_state",
-        old='        "history": inputs.data.history.to_dict(),\n',
-        new="",
-        breaks="A run that goes on needs the data of all stages behind it, and a branch begins every dataset anew.",
-        only_for="runs in stages and branches that go on from a checkpoint",
     ),
     Mutant(
         name="a_schedule_taken_from_a_stage_behind_is_not_noticed",
@@ -400,15 +333,6 @@ MUTANTS = [
         only_for="runs with stages that read a source again",
     ),
     Mutant(
-        name="ends_of_stages_need_no_room_on_the_disk",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="check_run_folder",
-        old="settings.num_on_disk(config.total_steps, config.border_steps)",
-        new="settings.num_on_disk(config.total_steps)",
-        breaks="A run whose checkpoints at the ends of stages will not fit on the disk begins without a warning.",
-        only_for="runs with more stages than checkpoint.keep_last",
-    ),
-    Mutant(
         name="warm_up_is_compared_with_all_stages",
         file="lmtrain/train/run_config.py",
         function="_adjust_warm_up_of_stages",
@@ -425,15 +349,6 @@ MUTANTS = [
         old="time.monotonic() - (before.seconds if before else 0.0)",
         new="time.monotonic()",
         breaks="elapsed_s falls back to 0 where a stage begins, so the time trained in reports is that of one stage.",
-        only_for="runs with stages",
-    ),
-    Mutant(
-        name="ends_of_stages_are_pruned",
-        file="lmtrain/train/set_up_run.py",
-        function="open_run",
-        old="            keep_steps=config.border_steps,\n",
-        new="",
-        breaks="The checkpoint at the end of a stage is deleted, from which branches would begin.",
         only_for="runs with stages",
     ),
     Mutant(
