@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lmtrain.errors import DataError, StorageError, UsageError
-from lmtrain.runtime.files.atomic_files import fsync_dir, open_output, storage_errors
+from lmtrain.runtime.files.atomic_files import fsync_dir, fsync_file, open_output, storage_errors
 from lmtrain.runtime.files.existing_output import Found, Kind, check_output
 
 ReportBytes = Callable[[int, int | None], None]  # receives (bytes present, total bytes or None if unknown)
@@ -196,5 +196,6 @@ def _move_into_place(partial: Path, target: Path, sha256: str, url: str) -> None
             f"{url} gave a file with SHA-256 {actual}, not {sha256}. The file was deleted; do not trust the address."
         )
     with storage_errors(target, "Writing"):
+        fsync_file(partial)
         partial.rename(target)
         fsync_dir(target.parent)

@@ -308,6 +308,8 @@ class Outputs:
         if not self.finished:
             fault_point("data.finish")
             self._finished.append(self._finish_shard())
+            with atomic_files.storage_errors(self._folder, "Writing"):
+                os.fsync(self._rejects.fileno())
             self._journal.append({
                 "shard": self._shard, "rejects": self._rejects_state, "totals": vars(self.totals),
                 "publish": self._finished,
@@ -322,6 +324,7 @@ class Outputs:
         with atomic_files.storage_errors(self._rejects_path, "Writing"):
             if rejects.exists() and rejects.stat().st_size:
                 os.replace(rejects, self._rejects_path)
+                atomic_files.fsync_dir(self._rejects_path.parent)
             elif rejects.exists():  # no rejects: an existing file belongs to a replaced dataset
                 self._rejects_path.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -40,6 +40,7 @@ from lmtrain.runfolder.tensorboard_metric_names import score_by_step
 from lmtrain.runtime.files.atomic_files import (
     MAX_JSON_BYTES,
     free_bytes,
+    fsync_dir,
     parse_json,
     read_bytes,
     read_errors,
@@ -343,9 +344,10 @@ def prune_checkpoints(
             for_good = step in keep_steps or (keep_every_steps is not None and step % keep_every_steps == 0)
             if for_good or path == saved or path in best or path.name in branched or path.is_symlink():
                 continue  # because: a link was made by a user, and its target is not ours to remove
-            # because: a kill during the removal must not leave half a checkpoint under a checkpoint's name
+            # because: a kill or a power cut in the removal must not leave half a checkpoint under a checkpoint's name
             leftover = new_leftover_path(folder, step)
             os.rename(path, leftover)
+            fsync_dir(folder)
             fault_point("ckpt.prune")
             shutil.rmtree(leftover)
             removed.append(path.name)

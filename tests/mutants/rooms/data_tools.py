@@ -174,4 +174,22 @@ MUTANTS = [
         breaks="A run of several texts goes on when they are given in another order, on a dataset in the old one.",
         only_for="a resumed run of data.text=[b,a] that was begun with [a,b]",
     ),
+    Mutant(
+        name="bad_lines_are_named_unsynced",
+        file="data_tools/preprocess/resumable_dataset_writer.py",
+        function="Outputs.finish",
+        old="os.fsync(self._rejects.fileno())",
+        new="self._rejects.flush()",
+        breaks="The dataset is finished and its P.rejects.jsonl can be empty.",
+        only_for="a machine that loses its power soon after `lmtrain preprocess --on-error quarantine`",
+    ),
+    Mutant(
+        name="a_download_is_named_unsynced",
+        file="data_tools/corpora/download.py",
+        function="_move_into_place",
+        old="        fsync_file(partial)\n",
+        new="",
+        breaks="A verified file can be empty, and the next `lmtrain corpus get` refuses it as another file.",
+        only_for="a machine that loses its power soon after a download",
+    ),
 ]

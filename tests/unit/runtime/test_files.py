@@ -64,18 +64,6 @@ def test_a_folder_appears_only_when_whole(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["folder"]
 
 
-def test_every_file_and_folder_is_on_disk_before_the_name_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    with new_folder(tmp_path / "folder") as folder:
-        (folder / "inner").mkdir()
-        (folder / "inner" / "file").write_bytes(b"one")
-    assert {*synced[:-1]} == {str(folder), str(folder / "inner"), str(folder / "inner" / "file")}
-    assert synced[-1] == str(tmp_path)
-
-
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_what_a_folder_replaces_comes_back_where_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
@@ -166,19 +154,6 @@ def test_a_range_is_read_whole_however_little_the_system_gives_at_once(
     with open(tmp_path / "file", "rb") as file:
         assert read_range(file.fileno(), 2, 6) == b"234567"
         assert read_range(file.fileno(), 8, 6) == b"89"  # all that is there
-
-
-def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[tuple[str, bytes]] = []
-
-    def sync(fd: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        synced.append((str(path.parent), path.read_bytes()) if path.is_file() else (str(path), b""))
-
-    monkeypatch.setattr(os, "fsync", sync)
-    with atomic_file(tmp_path / "file") as file:
-        file.write(b"what it holds")
-    assert synced == [(str(tmp_path), b"what it holds"), (str(tmp_path), b"")]
 
 
 JSON = st.recursive(

@@ -294,24 +294,6 @@ def test_overwriting_must_be_asked_for_and_leaves_nothing_stale(tmp_path: Path) 
             pass
 
 
-def test_every_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    named: list[str] = []
-    replace = os.replace
-
-    def put(source: Path, target: Path) -> None:
-        assert str(source) in synced
-        named.append(target.name)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    monkeypatch.setattr(os, "replace", put)
-    write(tmp_path / "a", [[[1]]], described=True)
-    assert {*named} == {"a.bin", "a.tokenizer.json", "a.blocks", "a.json", "a.idx"}
-    assert named[-1] == "a.idx"
-    assert synced[-1] == str(tmp_path)
-
-
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "a", np.uint16) as first:
         with pytest.raises(OutputError, match="in use"), DatasetWriter(tmp_path / "a", np.uint16):
