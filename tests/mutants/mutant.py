@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import pkgutil
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from tests.mutants import rooms
@@ -80,9 +81,12 @@ def room_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(rooms.__path__))
 
 
+_tree = lru_cache(maxsize=4)(ast.parse)  # because: neighbours in a list are of one file
+
+
 def _span(text: str, function: str) -> tuple[int, int]:
     """Return where a function or a class begins and ends in the text, with its decorators."""
-    node: ast.AST = ast.parse(text)
+    node: ast.AST = _tree(text)
     for name in function.split("."):
         inside = [
             child for child in ast.walk(node)
