@@ -18,7 +18,7 @@ def vector_norms(tensors: Sequence[Tensor]) -> Tensor:
     """
     if tensors[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(list(tensors)))
-    pieces = [tensor.flatten().split(_PIECE_ELEMENTS) for tensor in tensors]
+    pieces = [torch.split(tensor.flatten(), _PIECE_ELEMENTS) for tensor in tensors]
     norms = iter(torch._foreach_norm([piece for of_tensor in pieces for piece in of_tensor]))
     parts = [[next(norms) for _ in of_tensor] for of_tensor in pieces]
     return torch.stack([part[0] if len(part) == 1 else torch.linalg.vector_norm(torch.stack(part)) for part in parts])

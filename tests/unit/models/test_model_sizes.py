@@ -15,7 +15,11 @@ from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.models.decoders import SIZES, each_word, random_decoders
 
-ALONE, NUM_RANDOM, ROWS, SEQ_LEN = each_word(), 200, 2, SIZES["seq_len"]
+ALONE, NUM_RANDOM, ROWS = each_word(), 200, 2
+SEQ_LEN: int = SIZES["seq_len"]
+MIXED = [settings for _, settings in random_decoders(3)]  # with and without a gate, grouped heads, a tied table
+SHARED = {key: size for key, size in SIZES.items() if key != "head_width"}
+BERTS = [BertSettings(**SHARED, norm_order="pre"), BertSettings(**SHARED, norm_order="post", pair_head=False)]
 
 
 def on_meta(settings: GPTSettings) -> GPT:
@@ -53,7 +57,8 @@ def products(settings: GPTSettings | BertSettings, num_scored: int = ROWS * SEQ_
 
 def in_training(settings: GPTSettings | BertSettings, share: float = 1.0) -> float:
     """Return the FLOPs that the settings say of a batch's training; a window is computed in full here."""
-    return ROWS * SEQ_LEN * replace(settings.shape, num_window_layers=0).flops_per_token(scored_share=share)
+    shape = replace(settings.shape, num_window_layers=0)
+    return ROWS * SEQ_LEN * shape.flops_per_token(scored_share=share)
 
 
 @pytest.mark.wide
@@ -63,15 +68,29 @@ def test_flops_are_those_of_the_products(settings: GPTSettings) -> None:
     assert in_training(settings) == pytest.approx(3 * products(settings), rel=1e-12)
 
 
-def test_so_are_those_of_random_decoders_and_of_encoders_that_score_a_share() -> None:
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("settings", "num_scored"), [*((case, ROWS * SEQ_LEN) for case in MIXED), *zip(BERTS, (7, 31), strict=True)]
+)
+def test_so_are_those_of_random_decoders_and_of_encoders_that_score_a_share(
+    settings: GPTSettings | BertSettings, num_scored: int
+) -> None:
     """The linear in front of an encoder's logits is no part of the published formula."""
-    for name, settings in random_decoders(3, seed=0):
-        assert in_training(settings) == pytest.approx(3 * products(settings), rel=1e-12), name
-    sizes = {key: SIZES[key] for key in SIZES if key != "head_width"}
-    for num_scored, order in ((7, "pre"), (31, "post")):
-        bert = BertSettings(**sizes, norm_order=order)
-        counted = products(bert, num_scored) - 2 * num_scored * bert.width**2
-        assert in_training(bert, num_scored / (ROWS * SEQ_LEN)) == pytest.approx(3 * counted, rel=1e-12), order
+    dense = 2 * num_scored * settings.width**2 if isinstance(settings, BertSettings) else 0
+    counted = products(settings, num_scored) - dense
+    assert in_training(settings, num_scored / (ROWS * SEQ_LEN)) == pytest.approx(3 * counted, rel=1e-12)
+
+
+@pytest.mark.parametrize("settings", [*MIXED, *BERTS])
+def test_flops_follow_from_the_matrices_of_the_modules(settings: GPTSettings | BertSettings) -> None:
+    """Six a weight and token, six for each number of the table that scores, and twelve for each pair and number."""
+    with torch.device("meta"):
+        weights = dict(settings.build().named_parameters())
+    matrices = {name: w for name, w in weights.items() if name.startswith("blocks.") and w.ndim == 2}
+    pairs = SEQ_LEN * sum(w.shape[1] for name, w in matrices.items() if name.endswith("attention.out.weight"))
+    table = 0.15 * weights["embedding.token.weight"].numel()
+    expected = 6 * (sum(w.numel() for w in matrices.values()) + table) + 12 * pairs
+    assert in_training(settings, 0.15) == pytest.approx(ROWS * SEQ_LEN * expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("pattern", "windows"), [(None, 5), ("wf", 3), ("ffw", 1), ("F", 0)])

@@ -64,8 +64,8 @@ def large_decoders(count: int) -> Iterator[PlannedRun]:
     """Yield drawn runs of decoders whose matrices are large beside their norms and biases."""
     for run in drawn_runs(count, seed=2):
         if isinstance(model := run.model, GPTSettings) and run.optim.kind != "muon":
-            sizes = {"width": 640 * model.num_heads, "head_width": 128, "ffn_width": 997 * run.parallel.tp}
-            sizes |= {"vocab_size": 50257, "vocab_multiple": 8192}
+            sizes: dict[str, Any] = {"width": 640 * model.num_heads, "head_width": 128, "vocab_size": 50257}
+            sizes |= {"ffn_width": 997 * run.parallel.tp, "vocab_multiple": 8192}
             model = replace(model, **sizes, bias="none", qk_norm="none", num_positions=None)
             yield replace(run, model=model, average_every_steps=0)
 
