@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lmtrain.kernels.vector_norms import vector_norms
 from lmtrain.optim.adam_update_direction import SLOTS, UncompiledOptimizer, adam_directions, groups_with_gradients
 from lmtrain.optim.interface_to_whole_weights import LocalTensors, WholeTensors
 from lmtrain.optim.lamb_settings import LAMBSettings
@@ -66,7 +67,7 @@ class LAMB(UncompiledOptimizer):
         directions = [u for update in updates for u in update.directions]
         weights = [w for update in updates for w in update.parameters]
         counted = [list(map(self.whole.counted, names, tensors)) for tensors in (weights, directions)]
-        norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in counted]
+        norms = list(map(vector_norms, counted))
         # collective: sums squared norms over all shards of each matrix, once per step
         w_P, u_P = self.whole.sum_over_shards(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)
         ratio_P = torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)

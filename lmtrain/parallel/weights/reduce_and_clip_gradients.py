@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lmtrain.kernels.vector_norms import vector_norms
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.tp_linears_and_collectives import all_reduce
 from lmtrain.parallel.weights.master_weights import MasterWeights
@@ -186,13 +187,13 @@ def gradient_norm(
     """
     fault_point("grad_reduce")
     if world.size == 1:
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients.values()))))
+        norm: Tensor = torch.linalg.vector_norm(vector_norms(list(gradients.values())))
         return norm
     by_holders: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
         if not is_copy(name, place := placements[name]):
             by_holders.setdefault(place.num_holders, []).append(gradient[: place.counted_rows])
-    squares = [torch.stack(torch._foreach_norm(group)).square().sum() / num for num, group in by_holders.items()]
+    squares = [vector_norms(group).square().sum() / num for num, group in by_holders.items()]
     # a middle stage without layers holds no weights
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     # collective: sums squares over the world; values that several ranks hold are divided by the number of holders

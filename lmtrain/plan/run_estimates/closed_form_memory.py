@@ -23,7 +23,7 @@ FIRST, MIDDLE, LAST = range(3)  # stages; MIDDLE is the second stage, which hold
 class RankMemory:
     """Bytes on one rank by purpose, for each run."""
 
-    weights: PerCase  # in compute precision
+    weights: PerCase  # in compute precision, beside the master weights
     gradients: PerCase
     optimizer: PerCase  # master weights and moments
     activations: PerCase  # for all micro-batches in flight
@@ -82,7 +82,8 @@ def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMe
         + 4 * cases.tokens * cases.ffn_width / cases.tp
     )
     has_head = (cases.pp == 1) | folded if position == FIRST else (position == LAST) & ~folded
-    at_once = np.where(folded, 1.0, np.max([waiting + halves for waiting, halves in in_flight], axis=0))
+    # because: of several chunks the last one's backward follows its forward at once
+    at_once = np.where(cases.vp > 1, 1.0, np.max([waiting + halves for waiting, halves in in_flight], axis=0))
     logits = np.where(has_head, _logits_bytes(cases, factors, at_once), 0.0)
     gathering = np.where(sharded, 2 * (2 * block + cases.reduce_bytes * block) + 2 * table, 0.0)
     largest = np.where(num_tables > 0, np.maximum(block, table), block)
@@ -95,8 +96,11 @@ def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMe
         (sharded & (cases.each_microbatch > 0)) | ((cases.zero == 2) & (cases.reduce_each > 0)) | is_single
     )
     transient = activations + np.maximum(backward, logits)
+    # because: FSDP computes with gathered weights, and fp32 masters that nothing shards are the weights
+    is_released = sharded & (cases.regather > 0) & (cases.each_microbatch > 0)
+    is_master = ((cases.precision == 4) & (cases.dp == 1)) | (is_released & (cases.group_buffers > 0))
     return RankMemory(
-        weights=2 * num_weights / np.where(sharded & (cases.regather > 0) & (cases.each_microbatch > 0), shard, 1.0),
+        weights=np.where(is_master, 0.0, cases.precision * num_weights / np.where(is_released, shard, 1.0)),
         gradients=cases.sum_bytes * num_weights / np.where(is_reduced_early, shard, 1.0),
         optimizer=cases.optimizer_bytes * num_weights / shard,
         activations=activations,
@@ -198,14 +202,13 @@ def _micro_batches_in_flight(cases: Cases, position: int) -> list[tuple[PerCase,
 
     Both counts of a pair hold at the same time. There are several pairs if the two counts peak at different times.
     """
-    num_microbatches, pp, vp, index = cases.num_microbatches, cases.pp, cases.vp, float(position)
-    if position == LAST:
-        one_f_one_b, doubled = np.ones(len(cases)), pp
-    else:  # each further stage holds one micro-batch fewer, or two chunks fewer if vp > 1
-        # micro-batches that pass a chunk in a row
-        group = np.ceil(num_microbatches / np.maximum(num_microbatches // pp, 1))
-        one_f_one_b = np.where(vp > 1, (2 * (pp - 1 - index) + (vp - 1) * group + 1) / vp, pp - index)
-        doubled = 2 * (pp - index) - 1
+    num_microbatches, pp, vp = cases.num_microbatches, cases.pp, cases.vp
+    index = pp - 1 if position == LAST else np.full(len(cases), float(position))
+    # micro-batches that pass a chunk in a row
+    group = np.ceil(num_microbatches / np.maximum(num_microbatches // pp, 1))
+    # each further stage holds one micro-batch fewer, or two chunks fewer if vp > 1
+    one_f_one_b = np.where(vp > 1, (2 * (pp - 1 - index) + (vp - 1) * group + 1) / vp, pp - index)
+    doubled = pp if position == LAST else 2 * (pp - index) - 1
     is_zb_1, is_zb_v = cases.schedule == Schedule.ZB_1, cases.schedule == Schedule.ZB_V
     waiting = np.select(
         [cases.schedule == Schedule.ZB_2, is_zb_v, cases.schedule == Schedule.GPIPE],
@@ -223,8 +226,8 @@ def _micro_batches_in_flight(cases: Cases, position: int) -> list[tuple[PerCase,
         ]
     return [
         (
-            np.minimum(waiting, num_microbatches - np.minimum(halves, num_microbatches)),
-            np.minimum(halves, num_microbatches),
+            np.minimum(waiting, num_microbatches),
+            np.minimum(halves, num_microbatches - np.minimum(waiting, num_microbatches)),
         )
         for waiting, halves in pairs
     ]

@@ -138,9 +138,18 @@ def _sum_losses(
     batches = valid_batches(dataset, ids, micro_batch, dp.index, dp.size)
     num_samples = micro_batch if len(run.inputs.data.valid_sources) > 1 else 0
     loss_sums = torch.stack(list(run.model.validation_sums(requests.batches_until_stop(batches), num_samples)))
-    sums: Sums = loss_sums[..., :num_terms].contiguous().sum(0).tolist()  # sync: validation ends
+    sums = sum_over_batches(loss_sums[..., :num_terms].contiguous())
     counts = labels_per_term(dataset.counts(ids).labels, len(ids), dataset.batch(ids[:1]))
     return (sums, counts, len(ids)), sums_of_samples(loss_sums[..., num_terms:], len(ids))
+
+
+def sum_over_batches(batch_sums: Tensor) -> Sums:
+    """Return the sums of [batches, 2, terms], the summed losses (row 0) and correct predictions (row 1) of each batch.
+
+    because: fp32 counts no further than 16.8 million predictions
+    """
+    sums: Sums = batch_sums.sum(0, dtype=torch.float64).tolist()  # sync: validation ends
+    return sums
 
 
 def sums_of_samples(sample_sums: Tensor, num_samples: int) -> Sums:

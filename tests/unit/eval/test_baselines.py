@@ -93,3 +93,12 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         Unigram(np.array([7]), VOCAB)
     with pytest.raises(DataError, match="-1"):
         Unigram(np.array([1]), VOCAB).nll(np.array([-1]))
+
+
+def test_the_nats_of_fifty_thousand_tokens_are_summed_in_float64() -> None:
+    tokens = np.random.default_rng(6).integers(0, VOCAB, 50_000, dtype=np.uint16)
+    bigram = WittenBellBigram(tokens, VOCAB, EOD)
+    each = -np.log(bigram.probabilities(np.concatenate(([EOD], tokens[:-1])), tokens))
+    assert bigram.nll(tokens) == pytest.approx(math.fsum(each.tolist()), rel=1e-12)
+    alone = -np.log(bigram.unigram.probabilities[tokens])
+    assert bigram.unigram.nll(tokens) == pytest.approx(math.fsum(alone.tolist()), rel=1e-12)

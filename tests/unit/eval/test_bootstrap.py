@@ -45,6 +45,14 @@ def test_no_resample_is_drawn_twice() -> None:
     assert len(drawn) == len(set(drawn)) == statistics.RESAMPLES
 
 
+def test_sums_of_a_resample_are_exact() -> None:
+    """Whole numbers whose sums fp32 could not hold: a column that follows from the others still does so."""
+    values = np.random.default_rng(4).integers(0, 1 << 30, 50_000).astype(np.float64)
+    table = {"nll": values, "items": np.ones(50_000), "other": 3 * values + 1}
+    for sums in resampled_sums(table, 20):
+        assert sums["other"] == 3 * sums["nll"] + sums["items"]
+
+
 def test_one_item_has_no_interval_and_neither_has_what_is_not_a_number() -> None:
     assert intervals(columns(1), mean) == {}
     assert middle_interval([1.0, math.nan, 2.0]) is None

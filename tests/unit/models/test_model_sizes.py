@@ -10,11 +10,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.batch import Batch
+from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from tests.unit.models.decoders import each_word, random_decoders
+from tests.unit.models.decoders import SIZES, each_word, random_decoders
 
 ALONE, NUM_RANDOM, ROWS = each_word(), 200, 2
+SEQ_LEN: int = SIZES["seq_len"]
+MIXED = [settings for _, settings in random_decoders(3)]  # with and without a gate, grouped heads, a tied table
+SHARED = {key: size for key, size in SIZES.items() if key != "head_width"}
+BERTS = [BertSettings(**SHARED, norm_order="pre"), BertSettings(**SHARED, norm_order="post", pair_head=False)]
 
 
 def on_meta(settings: GPTSettings) -> GPT:
@@ -39,23 +44,53 @@ def test_so_are_those_of_random_combinations() -> None:
     assert not [problem for case in random_decoders(NUM_RANDOM) for problem in differences(*case)]
 
 
-def products(settings: GPTSettings) -> float:
-    """Return the FLOPs per token of the products of a forward, as torch counts them; masks save none."""
-    length = settings.seq_len
-    batch = Batch(*torch.zeros(2, ROWS, length, dtype=torch.int64, device="meta"))
-    model = on_meta(settings)
+def products(settings: GPTSettings | BertSettings, num_scored: int = ROWS * SEQ_LEN) -> int:
+    """Return the FLOPs of the products of a forward, as torch counts them; masks save none."""
+    batch = Batch(*torch.zeros(2, ROWS, SEQ_LEN, dtype=torch.int64, device="meta"))
+    with torch.device("meta"):
+        model = settings.build()
     with FlopCounterMode(display=False) as counter:
-        model.logits(model(batch))
+        model.logits(model(batch).flatten(0, 1)[:num_scored])
     total: int = counter.get_total_flops()
-    return total / (ROWS * length)
+    return total
+
+
+def in_training(settings: GPTSettings | BertSettings, share: float = 1.0) -> float:
+    """Return the FLOPs that the settings say of a batch's training; a window is computed in full here."""
+    shape = replace(settings.shape, num_window_layers=0)
+    return ROWS * SEQ_LEN * shape.flops_per_token(scored_share=share)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("settings", [case for _, case in ALONE], ids=[name for name, _ in ALONE])
 def test_flops_are_those_of_the_products(settings: GPTSettings) -> None:
-    """Three times a forward's: backward has two products for each. A window is computed in full here."""
-    in_full = replace(settings.shape, num_window_layers=0)
-    assert in_full.flops_per_token() == pytest.approx(3 * products(settings), rel=0.03)
+    """Three times a forward's: backward has two products for each."""
+    assert in_training(settings) == pytest.approx(3 * products(settings), rel=1e-12)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("settings", "num_scored"), [*((case, ROWS * SEQ_LEN) for case in MIXED), *zip(BERTS, (7, 31), strict=True)]
+)
+def test_so_are_those_of_random_decoders_and_of_encoders_that_score_a_share(
+    settings: GPTSettings | BertSettings, num_scored: int
+) -> None:
+    """The linear in front of an encoder's logits is no part of the published formula."""
+    dense = 2 * num_scored * settings.width**2 if isinstance(settings, BertSettings) else 0
+    counted = products(settings, num_scored) - dense
+    assert in_training(settings, num_scored / (ROWS * SEQ_LEN)) == pytest.approx(3 * counted, rel=1e-12)
+
+
+@pytest.mark.parametrize("settings", [*MIXED, *BERTS])
+def test_flops_follow_from_the_matrices_of_the_modules(settings: GPTSettings | BertSettings) -> None:
+    """Six a weight and token, six for each number of the table that scores, and twelve for each pair and number."""
+    with torch.device("meta"):
+        weights = dict(settings.build().named_parameters())
+    matrices = {name: w for name, w in weights.items() if name.startswith("blocks.") and w.ndim == 2}
+    pairs = SEQ_LEN * sum(w.shape[1] for name, w in matrices.items() if name.endswith("attention.out.weight"))
+    table = 0.15 * weights["embedding.token.weight"].numel()
+    expected = 6 * (sum(w.numel() for w in matrices.values()) + table) + 12 * pairs
+    assert in_training(settings, 0.15) == pytest.approx(ROWS * SEQ_LEN * expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("pattern", "windows"), [(None, 5), ("wf", 3), ("ffw", 1), ("F", 0)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from lmtrain.parallel.device_and_precision_settings import NoRecomputeSettings
+from lmtrain.placement.weight_and_activation_bytes import count_elements, placements_of_stages, rank_bytes
 from lmtrain.plan.run_estimates.rank_memory_by_purpose import (
     NEED_A_GPU,
     _in_flight_of_schedule,
@@ -15,6 +17,7 @@ from lmtrain.plan.run_estimates.rank_memory_by_purpose import (
 )
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.schedule_simulator import activations_held
+from tests.unit.plan.drawn_runs import drawn_runs, lasting_bytes
 from tests.unit.plan.planned_runs import GPT3, planned, planned_on_cpu
 
 NONE = NoRecomputeSettings()
@@ -34,11 +37,21 @@ def test_gpt3s_weights_are_the_papers() -> None:
     assert held["moments"] == pytest.approx(8 * numbers / 8, rel=0.002)
 
 
-def test_an_average_of_the_weights_is_a_number_of_each_in_fp32() -> None:
-    ranks = [count_rank_bytes(planned(average_every_steps=5), rank) for rank in range(0, 1024, 64)]
-    without = [count_rank_bytes(planned(), rank) for rank in range(0, 1024, 64)]
-    assert [rank | {"average": 0} for rank in ranks] == without
-    assert sum(rank["average"] for rank in ranks) == pytest.approx(sum(rank["masters"] for rank in without), rel=1e-3)
+def test_what_lasts_on_a_rank_is_counted_on_its_modules() -> None:
+    """Any model, optimizer, precision, schedule, cut and ZeRO level, by the plan and by the table of a run's ranks."""
+    rng = random.Random(1)
+    for run in drawn_runs(30):
+        rank = rng.randrange(run.parallel.layout.world_size)
+        held, counted = lasting_bytes(run, rank), count_rank_bytes(run, rank)
+        assert {name: counted[name] for name in held} == held, f"rank {rank} of {run}"
+        layout, place = run.parallel.layout, run.parallel.layout.coordinate(rank)
+        places = placements_of_stages(run.model, run.stages[place.pp], layout, place.dp_shard)
+        row = rank_bytes(
+            count_elements(places, layout, run.optim.num_slots), layout, zero=run.parallel.zero,
+            work_bytes=run.number_bytes, keeps_average=run.average_every_steps > 0,
+        )  # fmt: skip
+        in_table = {"weights": row.work, "masters": row.masters, "moments": row.optimizer, "average": row.average}
+        assert in_table == {name: held[name] for name in in_table}, f"rank {rank} of {run}"
 
 
 @pytest.mark.parametrize(("schedule", "vp", "first", "last"), [("1f1b", 1, 16, 1), ("gpipe", 1, 192, 192)])

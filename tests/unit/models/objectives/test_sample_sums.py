@@ -70,6 +70,26 @@ def test_losses_of_samples(
     assert torch.equal(plain, beside)
 
 
+def test_fifty_thousand_bf16_losses_add_up_in_a_wider_type(loss: Callable[..., Tensor]) -> None:
+    """The sum, the z-loss and the sums of two samples, beside float64."""
+    draw = torch.Generator().manual_seed(8)
+    logits = (3 * torch.randn(2, 25_000, 5, generator=draw)).to(torch.bfloat16)
+    labels = torch.randint(0, 5, (2, 25_000), generator=draw)
+    scores_NV = logits.double().flatten(0, 1)
+    losses_N = F.cross_entropy(scores_NV, labels.flatten(), reduction="none")
+    z = 0.1 * scores_NV.logsumexp(-1).square().sum().item()
+    expected = [losses_N.sum().item(), z, *losses_N.view(2, -1).sum(1).tolist()]
+    assert loss(logits, labels, num_samples=2, z_loss=0.1).tolist() == pytest.approx(expected, rel=5e-7)
+
+
+@pytest.mark.parametrize("hits", HITS.values(), ids=HITS)
+def test_fifty_thousand_hits_are_counted_one_by_one(hits: Callable[..., Tensor]) -> None:
+    """bf16 would stay at 256."""
+    logits = torch.eye(3, dtype=torch.bfloat16).expand(2, 8333, 3, 3).flatten(1, 2)
+    labels = torch.arange(3).expand(2, 8333, 3).flatten(1)
+    assert hits(logits, labels, num_samples=2).tolist() == [49_998, 24_999, 24_999]
+
+
 @pytest.mark.parametrize("hits", HITS.values(), ids=HITS)
 def test_hits_of_samples(hits: Callable[..., Tensor]) -> None:
     logits, labels = example(torch.float32)
