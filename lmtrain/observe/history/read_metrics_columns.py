@@ -107,7 +107,9 @@ class Record:
         if known_steps[0] > first_step:
             known_steps, values = np.insert(known_steps, 0, first_step), np.insert(values, 0, first_value)
         growth = (np.diff(values[-2:]) / np.diff(known_steps[-2:])).sum()  # in a step; 0 if only one step is known
-        return np.interp(steps, known_steps, values) + growth * np.maximum(steps - known_steps[-1], 0)
+        interpolated: Numbers = np.interp(steps, known_steps, values)
+        interpolated += growth * np.maximum(steps - known_steps[-1], 0)
+        return interpolated
 
     def _start_of(self, key: str) -> tuple[float, float]:
         """Return (step, value of `key`) from which the run counts, as its first `start` row states them; the value of

@@ -82,8 +82,8 @@ class History:
             if measured["step"]:
                 values = {"loss": draw.choice([loss] * 9 + [math.nan]), "lr": 1 / step + attempt, "tokens": 100 * step}
                 values |= {"tokens_per_s": float(draw.randint(90, 110)), "grad_norm": draw.random()}
-                for key in draw.sample(["lr", "tokens_per_s", "grad_norm"], draw.choice([0, 0, 0, 1])):
-                    del values[key]
+                for missing in draw.sample(["lr", "tokens_per_s", "grad_norm"], draw.choice([0, 0, 0, 1])):
+                    del values[missing]
                 rows.append({"event": "step", "step": step, "elapsed_s": elapsed, **values})
             if measured["valid"]:
                 seconds, loss = draw.random(), draw.choice([draw.random()] * 9 + [math.nan])
@@ -91,16 +91,16 @@ class History:
                 elapsed += seconds
             for name in ("wiki", "books") if measured["eval"] else ():
                 measures, seconds = {"ppl": draw.randint(1, 9), "accuracy": draw.random()}, draw.random()
-                row = {"event": "eval", "step": step, "name": name, "headline": "ppl", "measures": measures}
-                rows.append(row | {"seconds": seconds})
+                about = {"event": "eval", "step": step, "name": name, "headline": "ppl"}
+                rows.append({**about, "measures": measures, "seconds": seconds})
                 elapsed += seconds
             if measured["save"]:
-                about = {"saved_step": step, "write_s": draw.random(), "stall_s": draw.random()}
-                rows.append({"event": "save", "step": min(step + draw.randint(0, 2), end), **about})
+                saved = {"saved_step": step, "write_s": draw.random(), "stall_s": draw.random()}
+                rows.append({"event": "save", "step": min(step + draw.randint(0, 2), end), **saved})
         rows = rows[: max(1, len(rows) - draw.choice([0, 0, 1, 2, 3]))]  # because: what a killed writer held is lost
         for row in rows:
             row |= {"attempt": attempt, "time": f"2026-01-01T00:00:00.{len(self.written):06}Z"}
-            key = (row["event"], row.get("saved_step", row["step"]), row.get("name", ""))
+            key = row["event"], row["saved_step" if "saved_step" in row else "step"], str(row.get("name", ""))
             self.by.pop(key, None)
             self.by[key] = row
             self.written.append(row)
@@ -186,7 +186,8 @@ def plot(run: History) -> Answers:
 
 def compared(run: History) -> Answers:
     other = History(run.draw.randint(0, 99), run.folder / "other")
-    found = compare_records(*(read_record(each.folder / "metrics.jsonl") for each in (run, other)))
+    records = [read_record(each.folder / "metrics.jsonl") for each in (run, other)]
+    found = compare_records(records[0], records[1])
     losses = [{step: str(row["loss"]) for step, row in each.rows("step").items()} for each in (run, other)]
     shared = sorted(losses[0].keys() & losses[1].keys())
     first = next((step for step in shared if losses[0][step] != losses[1][step]), None)
