@@ -46,7 +46,7 @@ class Journal:
         self, path: Path | None, report: Report = lambda text: None, share: Share = lambda data: data,
         command: str = NO_COMMAND,
     ) -> None:  # fmt: skip
-        self._path, self._report, self._identity = path, report, b""
+        self._path, self._report, self._share, self._identity = path, report, share, b""
         self._head = _MARK + command.encode() + b"\n"
         self._fd = None if path is None else _open_locked(path)
         data = b"" if self._fd is None else read_range(self._fd, 0, os.fstat(self._fd).st_size)
@@ -55,8 +55,12 @@ class Journal:
         self._next = 0
 
     def set_identity(self, identity: str) -> None:
-        """Set which model computes the following answers, and how: a text from `model_identity`."""
-        self._identity = identity.encode()
+        """Set which model computes the following answers, and how: a text from `model_identity`, of which rank 0's
+        counts. Collective: all ranks must call this.
+        """
+        # because: each node may have a copy of the model with times of its own, or another device, and a rank that
+        # finds no answer where rank 0 does would score a batch that rank 0 skips
+        self._identity = self._share(identity.encode())
 
     def find(self, requests: Sequence[Request]) -> list[TargetScores] | None:
         """Return the recorded answers if the next record of the journal has the answers to exactly these requests. If

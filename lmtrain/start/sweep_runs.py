@@ -311,12 +311,12 @@ def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str
         rows = []
     with record_errors(folder):
         steps = [row for row in rows if row["event"] == "step"]
-        valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
+        losses = [finite_or_none(row.get("loss")) for row in rows if row["event"] == "valid"]
         speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
         return {
             "folder": str(folder), "settings": changed, "state": state,
             "steps": steps[-1]["step"] if steps else 0, "loss": finite_or_none(steps[-1]["loss"]) if steps else None,
-            "best_valid_loss": finite_or_none(min(valid)) if valid else None,
+            "best_valid_loss": min((loss for loss in losses if loss is not None), default=None),
             "tokens_per_s": median(speeds) if speeds else None,
             "went_wrong": loss_warning(steps[0], steps[-1]) if steps and state == "done" else "",
         }  # fmt: skip

@@ -131,7 +131,7 @@ def _durations_from_rows(rows: Iterable[dict[str, Any]]) -> dict[str, list[float
     """
     durations: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
     last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt with its stage, step and elapsed_s of the previous step row
-    evaluation_s: dict[Any, float] = {}  # step -> seconds of all tasks
+    task_s: dict[Any, dict[Any, float]] = {}  # step -> task -> seconds
     for row in rows:
         if row.get("event") == _STEP and _are_numbers(row, "step", "elapsed_s"):
             attempt, step, elapsed = (row.get("attempt"), row.get("stage")), row["step"], row["elapsed_s"]
@@ -144,8 +144,9 @@ def _durations_from_rows(rows: Iterable[dict[str, Any]]) -> dict[str, list[float
         elif row.get("event") == "valid" and _are_numbers(row, "seconds"):
             durations[VALIDATION].append(row["seconds"])
         elif row.get("event") == "eval" and _are_numbers(row, "step", "seconds"):
-            evaluation_s[row["step"]] = evaluation_s.get(row["step"], 0.0) + row["seconds"]
-    durations[EVALUATION] = list(evaluation_s.values())
+            # because: a start that goes back measures a step again
+            task_s.setdefault(row["step"], {})[row.get("name")] = row["seconds"]
+    durations[EVALUATION] = [sum(seconds.values()) for seconds in task_s.values()]
     return durations
 
 

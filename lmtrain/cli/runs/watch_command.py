@@ -125,7 +125,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
         "stage": lambda row: f"the stage {row.get('stage')} begins after step {row['step']}",
     }  # fmt: skip
     while True:
-        state, rows = read_run_state(run), follower.rows()
+        state, rows = read_run_state(run), rows_in_force(follower.rows())
         steps = [row for row in rows if row["event"] == "step"]
         for row in rows if not first else rows[-1:]:
             if row["event"] in lines:

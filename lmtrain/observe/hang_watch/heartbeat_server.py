@@ -41,6 +41,7 @@ MAX_BYTES = 1 << 16  # longest line
 _CULPRIT_AFTER_S = 1.0  # because: the news of a lost peer may come a moment after the error that the loss causes
 _TOKEN_S = 10.0  # seconds for a new connection to send the token
 _HEARTBEAT_S = 1.0  # seconds between two heartbeats of the hub
+_MAX_TIME_S = 1e9  # a longer phase is damage: it would be waited for without end
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class Hub:
         if isinstance(heartbeat := message.get("beat"), dict):
             try:
                 self.rows[rank] = _parse_heartbeat(rank, heartbeat, self.rows.get(rank))
-            except (LookupError, TypeError, ValueError):
+            except (LookupError, TypeError, ValueError, OverflowError):
                 return
             self.limits.record_times(_parse_times(heartbeat.get("longest")))
             self.limits.record_step(self.rows[rank].step)
@@ -370,8 +371,9 @@ def _parse_order(received: Any) -> tuple[int, int, dict[int, int]] | None:
 def _parse_times(received: object) -> dict[str, float]:
     if not isinstance(received, dict):
         return {}
-    numbers = {str(key)[:48]: value for key, value in list(received.items())[:64]}
-    return {key: float(value) for key, value in numbers.items() if isinstance(value, int | float) and value >= 0}
+    times = list(received.items())[:64]
+    numbers = {str(key)[:48]: value for key, value in times if isinstance(value, int | float)}
+    return {key: float(value) for key, value in numbers.items() if 0 <= value < _MAX_TIME_S}
 
 
 def _read_times(folder: str, world_size: int) -> dict[str, float]:

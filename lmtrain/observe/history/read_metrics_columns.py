@@ -95,9 +95,10 @@ class Record:
         return self.steps[is_finite], values[is_finite]
 
     def interpolate(self, key: str, steps: Numbers) -> Numbers:
-        """Return the value of `key` at each of `steps`, interpolated between the recorded steps. `key` is a number that
-        only grows, such as tokens or seconds: it is taken to be 0 at step 0, or, in a run that began from another run's
-        checkpoint, what the run's first row states. NaN if no row has the key.
+        """Return the value of `key` at each of `steps`, interpolated between the recorded steps, and beyond the last of
+        them grown on as between the last two. `key` is a number that only grows, such as tokens or seconds: it is taken
+        to be 0 at step 0, or, in a run that began from another run's checkpoint, what the run's first row states. NaN
+        if no row has the key.
         """
         known_steps, values = self.column(key)
         if not known_steps.size:
@@ -105,7 +106,10 @@ class Record:
         first_step, first_value = self._start_of(key)
         if known_steps[0] > first_step:
             known_steps, values = np.insert(known_steps, 0, first_step), np.insert(values, 0, first_value)
-        return np.interp(steps, known_steps, values)
+        growth = (np.diff(values[-2:]) / np.diff(known_steps[-2:])).sum()  # in a step; 0 if only one step is known
+        interpolated: Numbers = np.interp(steps, known_steps, values)
+        interpolated += growth * np.maximum(steps - known_steps[-1], 0)
+        return interpolated
 
     def _start_of(self, key: str) -> tuple[float, float]:
         """Return (step, value of `key`) from which the run counts, as its first `start` row states them; the value of

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic_ns
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -164,16 +165,18 @@ class Header:
     num_numbers: int  # elements in all messages together, before they are split over tp
     shape: tuple[int, ...]  # shape of the first message, [B, T, D]
     dtype: torch.dtype
+    shapes_crc: int = 0  # CRC-32 of all messages' shapes in their order
 
     def to_tensor(self) -> Tensor:
         """Encode the header as a CPU tensor, so that reading it needs no device synchronization."""
-        return torch.tensor([self.num_messages, self.num_numbers, _DTYPES.index(self.dtype), *self.shape])
+        numbers = self.num_messages, self.num_numbers, self.shapes_crc, _DTYPES.index(self.dtype)
+        return torch.tensor([*numbers, *self.shape])
 
     @classmethod
     def of(cls, tensor: Tensor) -> Header:
         """Decode a header."""
-        num_messages, num_numbers, dtype, *shape = tensor.tolist()
-        return cls(num_messages, num_numbers, tuple(shape), _DTYPES[dtype])
+        num_messages, num_numbers, shapes_crc, dtype, *shape = tensor.tolist()
+        return cls(num_messages, num_numbers, tuple(shape), _DTYPES[dtype], shapes_crc)
 
     def __str__(self) -> str:
         same_shape = self.num_numbers == self.num_messages * math.prod(self.shape)
@@ -228,10 +231,11 @@ class Inbox:
         current_phase.record_message(began, "receive", self.sender, self.header_tensor)
         self.header_receive, sent_header = None, Header.of(self.header_tensor)
         if sent_header != self.header:
+            others = ", but others behind the first" if str(sent_header) == str(self.header) else ""
             raise LayoutError(
                 f"Ranks {self.sender} and {dist.get_rank()} do not have the same batch: rank {self.sender} sends "
-                f"{sent_header}, and rank {dist.get_rank()} expects {self.header}. Give every stage of a pipeline the "
-                "same settings and the same data."
+                f"{sent_header}{others}, and rank {dist.get_rank()} expects {self.header}. Give every stage of a "
+                "pipeline the same settings and the same data."
             )
         self._post_receives()
 
@@ -343,7 +347,8 @@ class Mailbox:
 
         def header(keys: Sequence[MessageKey]) -> Header:
             all_shapes = [shapes[key.microbatch] for key in keys]
-            return Header(len(keys), sum(map(math.prod, all_shapes)), tuple(all_shapes[0]), template.dtype)
+            num_numbers, shapes_crc = sum(map(math.prod, all_shapes)), crc32(repr([*map(tuple, all_shapes)]).encode())
+            return Header(len(keys), num_numbers, tuple(all_shapes[0]), template.dtype, shapes_crc)
 
         def new_buffer(key: MessageKey) -> Tensor:
             shape = shapes[key.microbatch]

@@ -28,6 +28,7 @@ from lmtrain.runtime.processes.stop_signals import Stopped, received_stop
 T = TypeVar("T")
 _RUN_ID_KEY = "run token"
 _VERDICT, _ALL_BEGIN = "verdict", "all begin"
+_WORLD_SIZE, _FEWEST_RANKS, _MAX_SIZE_CHARS = "num ranks", "fewest ranks", 9
 _REFUSAL = re.compile(r"(?P<exit_code>[1-9][0-9]{0,2}) (?P<reason>.+)", re.DOTALL)
 _MAX_REASON_CHARS = 4000
 _READ_BY_ALL = "heard by all"
@@ -78,10 +79,12 @@ def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: boo
 
 def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> None:
     """Wait until every rank of the run has called this function. If a process writes to `store` why it does not start,
-    raise that error on every rank instead. Raise PeerLostError if ranks are missing after `timeout_s`.
+    raise that error on every rank instead, and likewise if ranks were started with different numbers of ranks. Raise
+    PeerLostError if ranks are missing after `timeout_s`.
     """
     store = _TimedStore(store, timeout_s)
     try:
+        _check_world_size(process, store)
         if store.add("num here", 1) == process.world_size:
             store.compare_set(_VERDICT, "", _ALL_BEGIN)
         _wait_for_key(store, _VERDICT, timeout_s, lambda: _refuse_if_stopped(process, store))
@@ -93,6 +96,24 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
         ) from error
     if verdict != _ALL_BEGIN:
         _raise_refusal(process, store, verdict)
+
+
+def _check_world_size(process: ProcessEnv, store: _TimedStore) -> None:
+    """Raise UsageError, and write it to the store for the other ranks, if this process was started as one of another
+    number of ranks than the first that came.
+    """
+    own_size = str(process.world_size)
+    size: str = store.compare_set(_WORLD_SIZE, "", own_size).decode(errors="replace")[:_MAX_SIZE_CHARS]
+    if size == own_size:
+        return
+    error = UsageError(
+        f"{process.label} was started as one of {own_size} ranks, and another rank as one of {size}. Start all ranks "
+        "with the same WORLD_SIZE."
+    )
+    store.set(_FEWEST_RANKS, min(own_size, size, key=lambda text: int(text) if text.isdecimal() else 0))
+    store.compare_set(_VERDICT, "", f"{error.exit_code} {error}")
+    _confirm_verdict(process, store, _SHORT_REFUSAL_WAIT_S if process.rank == 0 else 0.0)
+    raise error
 
 
 def raise_refusal(process: ProcessEnv, timeout_s: float, is_settled: Callable[[], bool]) -> None:
@@ -164,9 +185,11 @@ def _confirm_verdict(process: ProcessEnv, store: _TimedStore, wait_s: float) -> 
 
     because: the store ends with rank 0, and a launcher ends its other ranks once one has ended
     """
-    with suppress(TimeoutError, dist.DistError):
+    with suppress(TimeoutError, dist.DistError, ValueError):
+        # because: if ranks were started with different numbers of ranks, the larger number may not be there
+        num_ranks = int(store.get(_FEWEST_RANKS)) if store.check([_FEWEST_RANKS]) else process.world_size
         # because: a launcher counts for all its ranks, some of which may have counted themselves before it ended them
-        if store.add("num heard", process.num_ranks) >= process.world_size:
+        if store.add("num heard", process.num_ranks) >= num_ranks:
             store.set(_READ_BY_ALL, "")
         if wait_s:
             _wait_for_key(store, _READ_BY_ALL, wait_s)

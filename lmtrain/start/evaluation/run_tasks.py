@@ -200,7 +200,7 @@ class Session:
         with memory_errors(self._way_to_less_memory()):
             device = pick_device(self.options.device, env)
             with open_process_group(env, device, first_layout.timeout_s) as peers:
-                check_facts_agree(partial(_shared_facts, first_layout), peers.hosts)
+                check_facts_agree(partial(_shared_facts, self._layouts, self.options, self.jobs), peers.hosts)
                 mesh = build_mesh(first_layout.layout, device, first_layout.timeout_s)
 
                 def load_model(source: ModelSource, number: int) -> LoadedModel:
@@ -360,21 +360,24 @@ def evaluate_one(source: ModelSource, session: Session, show_result: ShowResult)
     return document
 
 
-def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
-    """Return what must be the same on all ranks before scoring starts, as name -> Fact: the parallel settings and the
-    versions of the code.
+def _shared_facts(layouts: Sequence[ParallelSettings], options: Options, jobs: Sequence[Job]) -> dict[str, Fact]:
+    """Return what must be the same on all ranks before scoring starts, as name -> Fact: the parallel settings, what
+    decides how many batches there are and how they are computed, and the versions of the code. Texts are compared as
+    they are scored.
     """
-    return {
-        f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
-    } | program_facts()
+    values: dict[str, object] = {f"parallel.{key}": value for key, value in layouts[0].to_dict().items()}
+    values |= {"--batch-size": options.batch_size, "--precision": options.precision, "--device": options.device}
+    values |= {"the number of models": len(layouts), "the tasks": ", ".join(task.id for task, _ in jobs)}
+    return {key: Fact(str(value), str(value)) for key, value in values.items()} | program_facts()
 
 
 def _model_facts(source: ModelSource) -> dict[str, Fact]:
     """Return what identifies the files of a model, to check that all ranks see the same ones: the digest of a
-    checkpoint, or for another folder the names and sizes of its files.
+    checkpoint and which of its weights are scored, or for another folder the names and sizes of its files.
     """
     if (source.path / MANIFEST).is_file():
-        return {"checkpoint": checkpoint_fact(source.path)}
+        weights = str(source.facts.get("weights", "model"))
+        return {"checkpoint": checkpoint_fact(source.path), "--weights": Fact(weights, weights)}
     files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]
     return {"model": Fact(", ".join(files), f"{len(files)} files in {source.path}")}
 

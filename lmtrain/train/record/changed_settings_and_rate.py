@@ -6,11 +6,12 @@ Called by metrics_writer.py at the start of a run, on rank 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from lmtrain.config.settings_base import show
 from lmtrain.runfolder.file_names import METRICS
 from lmtrain.runfolder.lineage import run_of_checkpoint
-from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics
+from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics, rows_in_force
 from lmtrain.train.run_objects_and_resume import Run
 
 _WARN_RATIO = 1.1  # ratio of learning rates between two steps above which a warning is shown
@@ -33,7 +34,8 @@ def change_lines(run: Run) -> Iterator[str]:
 def _jump_warnings(run: Run) -> Iterator[str]:
     """Yield a warning if the learning rate of the next step differs much from that of the step before it."""
     step, total, schedule = run.progress.step, run.config.total_steps, run.config.schedule
-    before, after = _last_learning_rate(run), run.config.learning_rate(min(step, total - 1))
+    before = _learning_rate_of_step(run.folder, run.inputs.resume_from, step)
+    after = run.config.learning_rate(min(step, total - 1))
     if before is None or max(before, after) <= _WARN_RATIO * min(before, after):
         return
     words = f"stages.next.steps={total - step} stages.next.schedule={schedule.kind}"
@@ -45,15 +47,14 @@ def _jump_warnings(run: Run) -> Iterator[str]:
     )
 
 
-def _last_learning_rate(run: Run) -> float | None:
-    """Return the learning rate of the step from which the run goes on, as recorded in its own folder or in that of the
-    run whose checkpoint it is; None if it was not recorded.
+def _learning_rate_of_step(folder: Path, resumed: Path | None, step: int) -> float | None:
+    """Return the learning rate of `step`, from which the run in `folder` goes on, as recorded there or, if `resumed` is
+    the checkpoint of another run, in the folder of that run; None if it was not recorded.
     """
-    folder, resumed = run.folder, run.inputs.resume_from
     if resumed is None or resumed.resolve().is_relative_to(folder.resolve()):
-        rows = read_last_rows(folder / METRICS)
+        rows = rows_in_force(read_last_rows(folder / METRICS))
     else:
         metrics = run_of_checkpoint(resumed) / METRICS
         rows = read_metrics(metrics) if metrics.is_file() else []
-    rates = [row.get("lr") for row in rows if row["event"] == "step" and row["step"] == run.progress.step]
+    rates = [row.get("lr") for row in rows if row["event"] == "step" and row["step"] == step]
     return next((rate for rate in reversed(rates) if isinstance(rate, float)), None)

@@ -48,14 +48,6 @@ def test_every_array_has_an_entry_for_every_step(tmp_path: Path) -> None:
     assert metrics.problems == []
 
 
-def test_a_validation_at_a_step_that_was_not_logged_has_its_own_entry(tmp_path: Path) -> None:
-    valid = [{"event": "valid", "step": number, "loss": number / 10} for number in (5, 15, 20)]
-    metrics = write(tmp_path, valid[0], step(10, 1.0), valid[1], step(20, 2.0), valid[2])
-    assert metrics["step"].tolist() == [5, 10, 15, 20]
-    np.testing.assert_array_equal(metrics["loss"], [NAN, 1.0, NAN, 2.0])
-    np.testing.assert_array_equal(metrics["loss/valid"], [0.5, NAN, 1.5, 2.0])
-
-
 def test_steps_that_were_done_again_count_once(tmp_path: Path) -> None:
     metrics = write(
         tmp_path,

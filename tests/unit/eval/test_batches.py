@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.score_targets import MAX_PADDING, Scorer, batch_indices, collate
-from lmtrain.eval.windows import Request
+from lmtrain.eval.score_targets import MAX_PADDING, Scorer, _checksum, batch_indices, collate
+from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.models.gpt import build
 from tests.layouts.family_models import FAMILY_MODELS
 from tests.marks import wide
@@ -28,6 +28,19 @@ def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Req
         made.append(Request(np.arange(first, first + length + 1), scored[index] if scored else 1, index))
         first += length + 1
     return made
+
+
+def test_the_checksum_by_which_ranks_compare_texts_is_of_all_that_decides_a_batch() -> None:
+    """Each field of the last request in turn is another, or the requests are in another order, or fewer."""
+    plain = requests_of([3, 5, 4], [1, 2, 2])
+    masked = MaskedRequest(np.arange(6), 2, 3, places=np.array([0, 2]), segments=np.array([0, 0, 1, 1]))
+    changes: list[dict[str, Any]] = [{"tokens": np.arange(1, 7)}, {"num_scored": 1}, {"tokens": np.arange(7)}]
+    changes += [{"places": np.array([0, 3])}, {"segments": np.array([0, 1, 1, 1])}, {"places": None}]
+    changes += [{"segments": None}]
+    rows = [[*plain, masked], [masked, *plain], plain, plain[:2], [*plain, plain[0]], plain[::-1]]
+    rows += [[*plain, replace(masked, **change)] for change in changes]
+    rows += [[*plain[:2], replace(plain[2], **change)] for change in changes[:3]]
+    assert len({_checksum(requests) for requests in rows}) == len(rows)
 
 
 @settings(max_examples=40, deadline=None)

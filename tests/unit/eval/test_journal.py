@@ -152,10 +152,10 @@ def test_every_rank_has_the_first_ones_answers_and_only_the_first_writes(work: W
         told.append(data)
         return data
 
-    journals = [Journal(work.journal, share=first), Journal(None, share=lambda data: told[0])]
     counts = []
-    for journal in journals:
-        journal.set_identity("weights")
+    for rank, identity in enumerate(("weights", "a copy of the weights on another device")):
+        journal = Journal(None, share=lambda data: told.pop(0)) if rank else Journal(work.journal, share=first)
+        journal.set_identity(identity)
         work.model.rows_through_head.clear()
         assert digits(list(Scorer(work.model, batch_size=BATCH, cache=journal).score(work.requests))) == expected
         counts.append(work.num_scored)

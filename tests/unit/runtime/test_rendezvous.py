@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -124,6 +125,14 @@ def test_a_rank_that_comes_twice_is_refused(store: Any) -> None:
         open_run_store(rank(1, 3), 20.0)
 
 
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (3, 2, 3)])
+def test_ranks_that_were_started_as_other_numbers_are_all_told_so(store: Any, sizes: tuple[int, ...]) -> None:
+    for error in together(*[None] * len(sizes), sizes=sizes).values():
+        assert isinstance(error, LmtrainError)
+        assert error.exit_code == 2
+        assert re.search(r"rank \d on here was started as one of \d ranks, and another rank as one of \d\.", str(error))
+
+
 def begin_as(process: ProcessEnv, refused: LmtrainError | None, said: dict[int, object]) -> None:
     """One of the ranks of the tests below; what it ends with, or None where it may begin."""
     said[process.rank] = refused
@@ -136,9 +145,9 @@ def begin_as(process: ProcessEnv, refused: LmtrainError | None, said: dict[int, 
         said[process.rank] = error
 
 
-def together(*refused: LmtrainError | None) -> dict[int, object]:
+def together(*refused: LmtrainError | None, sizes: Sequence[int] = ()) -> dict[int, object]:
     said: dict[int, object] = {}
-    ranks = [rank(number, len(refused)) for number in range(len(refused))]
+    ranks = [rank(number, sizes[number] if sizes else len(refused)) for number in range(len(refused))]
     threads = [threading.Thread(target=begin_as, args=(*one, said)) for one in zip(ranks, refused, strict=True)]
     for thread in threads:
         thread.start()

@@ -10,16 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint.disk.safetensors_file import merge_pieces
+from lmtrain.checkpoint.disk.safetensors_file import PieceSpec, merge_pieces, piece_entries
+from lmtrain.checkpoint.disk.tensor_slice_geometry import Box
 from lmtrain.checkpoint.find_and_prune import clear_leftovers, latest_checkpoint, list_checkpoints, prune_checkpoints
 from lmtrain.checkpoint.read_verified_contents import Contents
-from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
+from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.tensor_reader import CheckpointReader
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
@@ -216,9 +218,15 @@ def test_pieces_that_do_not_make_a_tensor_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_that_disagree_about_a_tensor_are_refused(tmp_path: Path) -> None:
-    first = Piece("w", (4,), (0,), np.zeros(2, np.float32))
-    other = Piece("w", (4,), (2,), np.zeros(2, np.float64))
-    records = [write_rank(tmp_path, rank, rank_data([piece])) for rank, piece in enumerate((first, other))]
-    with pytest.raises(CheckpointError, match="disagree about the tensor w: F32"):
-        merge_pieces([record.pieces for record in records])
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [({"dtype": "F64"}, "disagree about the tensor w: F32"), ({"global_shape": (4, 3)}, r"\[4, 2\] and F32 \[4, 3\]"),
+     ({"name": "v"}, "tensor w cannot be saved"), ({"box": Box((1, 0), (2, 2))}, "w cannot be saved"),
+     ({"box": Box((2, 0), (1, 2))}, "hold 6 of its 8"), ({"box": Box((3, 0), (2, 2))}, "w cannot be saved")],
+    ids=str,
+)  # fmt: skip
+def test_processes_that_disagree_about_a_tensor_are_refused(changed: dict[str, Any], says: str) -> None:
+    specs = [PieceSpec("w", "F32", (4, 2), Box((row, 0), (2, 2))) for row in (0, 2)]
+    merge_pieces([piece_entries("", [spec]) for spec in specs])
+    with pytest.raises(CheckpointError, match=says):
+        merge_pieces([piece_entries("", [specs[0]]), piece_entries("", [replace(specs[1], **changed)])])

@@ -102,7 +102,8 @@ def test_only_who_knows_the_secret_is_heard(hub: Hub) -> None:
 
 
 def test_times_are_for_the_next_start_with_as_many(hub: Hub, tmp_path: Path) -> None:
-    hub.handle_message(1, beat(longest={"save": 41.0, "nonsense": "x", "forward": -1}))
+    longest = {"save": 41.0, "nonsense": "x", "forward": -1, "load": float("inf"), "data": 10**999}
+    hub.handle_message(1, beat(longest=longest))
     hub.save_times()
     assert json.loads((tmp_path / PHASE_TIMES).read_text()) == {"processes": 2, "longest_s": {"save": 41.0}}
     for world_size, known in ((2, {"save": 41.0}), (3, {})):
@@ -129,8 +130,14 @@ def test_times_that_are_none(tmp_path: Path, text: str) -> None:
     assert hub.limits.earlier_s == {}
 
 
-def test_a_beat_that_is_none_is_nothing(hub: Hub) -> None:
-    hub.handle_message(1, {"beat": {"host": "n1"}})
-    hub.handle_message(1, beat(step="x"))
+@pytest.mark.parametrize("value", [None, "x", [1], {"a": 1}, float("inf"), float("nan"), 1 << 2000], ids=type)
+def test_a_beat_that_is_none_changes_nothing(hub: Hub, value: object) -> None:
+    """Each field in turn has a value that a rank never sends; where it can be read all the same, it is of its type."""
+    hub.handle_message(1, beat())
+    types = {key: type(each) for key, each in vars(hub.rows[1]).items()}
+    for key in (*beat()["beat"], "way"):
+        hub.handle_message(1, {"beat": beat()["beat"] | {key: value}})
+        hub.handle_message(1, {"beat": {name: each for name, each in beat()["beat"].items() if name != key}})
+    assert {key: type(each) for key, each in vars(hub.rows[1]).items()} == types
     hub.tick()
     assert hub.verdict is None

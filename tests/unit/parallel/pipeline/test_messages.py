@@ -127,6 +127,9 @@ OTHERS = {
     "other rows": (Header(3, 36, (2, 3, 2), torch.float32), "3 messages of [2, 3, 2] float32"),
     "fewer": (Header(2, 48, (4, 3, 2), torch.float32), "2 messages of [4, 3, 2] float32"),
     "fewer rows later": (Header(3, 60, (4, 3, 2), torch.float32), "[4, 3, 2] and other shapes, 60 numbers in all,"),
+    "others behind the first": (
+        Header(3, 72, (4, 3, 2), torch.float32, 7), "3 messages of [4, 3, 2] float32, but others behind the first"
+    ),
     "another precision": (Header(3, 72, (4, 3, 2), torch.bfloat16), "3 messages of [4, 3, 2] bfloat16"),
 }
 
@@ -153,14 +156,14 @@ def test_stages_with_other_messages_are_told_so_however_alike_they_begin(pool: P
         assert f"rank 1 expects {EXPECTED}. Give" in words
 
 
-def told_of_another_micro_batch() -> str:
-    """Return the error that the second stage gets if the last of the first stage's three micro-batches has fewer rows
-    than its own.
+def told_of_another_micro_batch(rows: Sequence[int]) -> str:
+    """Return the error that the second stage gets if its three micro-batches have 4, 2 and 4 rows, and the second and
+    third of the first stage have `rows`.
     """
     mesh, table = build_mesh(Layout(pp=2), torch.device("cpu"), 60.0), schedule_named("1f1b").table(2, 1, 3)
     forwards = [[action for action in row if action.kind is Kind.FORWARD] for row in table.actions]
     groups = DirectionGroups(new_group(mesh.pp.ranks, 60.0, 4), new_group(mesh.pp.ranks, 60.0, 4))
-    shapes = [(4, 3, 2), (4, 3, 2), (4 if mesh.pp.index else 2, 3, 2)]
+    shapes = [(4, 3, 2), *((count, 3, 2) for count in ((2, 4) if mesh.pp.index else rows))]
     plan = MessagePlan.of(forwards, table.rank_of, mesh.pp.index)
     mailbox = Mailbox(plan, shapes, torch.empty(0), mesh, groups, split_over_tp=False)
     if mesh.pp.index == 0:
@@ -171,6 +174,11 @@ def told_of_another_micro_batch() -> str:
     return str(refused.value)
 
 
-def test_what_is_announced_counts_every_micro_batch(pool: Pool) -> None:
-    _, told = pool.run(f"{__name__}:told_of_another_micro_batch", 2)
-    assert "rank 0 sends 3 messages of [4, 3, 2] and other shapes, 60 numbers in all, float32, and rank 1" in told
+@pytest.mark.parametrize(
+    ("rows", "says"), [((2, 2), "48 numbers in all, float32, and"), ((4, 2), "float32, but others behind the first")]
+)
+def test_what_is_announced_counts_every_micro_batch(pool: Pool, rows: tuple[int, int], says: str) -> None:
+    """The same micro-batches in another order are others, too: a receiver would wait for rows that never come."""
+    _, told = pool.run(f"{__name__}:told_of_another_micro_batch", 2, {"rows": rows})
+    assert "rank 0 sends 3 messages of [4, 3, 2] and other shapes, " in told
+    assert says in told
