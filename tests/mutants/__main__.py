@@ -90,7 +90,6 @@ def _record(out: Path, suite: str, copies: int) -> None:
     groups = record.missing(record.kept_in(file), SUITES[suite])
     if groups:
         print(f"recording what the {suite} tests reach: {len(groups)} groups of files", flush=True)
-        record.keep_numbering(out)
     work = [("record", group, SUITES[suite]) for group in groups]
     for entry in _in_copies(out, copies, work):
         with file.open("a") as log:

@@ -58,13 +58,13 @@ class Numbering:
         return sorted({first + index for index in found})
 
 
-def number_statements() -> Numbering:
-    """Number what is there today: code, and the data files that come with it."""
+def number_statements(tree: Path) -> Numbering:
+    """Number what is there in a checkout: code, and the data files that come with it."""
     files: dict[str, tuple[int, list[str]]] = {}
     first = 0
     for root in ("lmtrain", "data_tools", "conf"):
-        for path in sorted((ROOT / root).rglob("*")):
-            name = str(path.relative_to(ROOT))
+        for path in sorted((tree / root).rglob("*")):
+            name = str(path.relative_to(tree))
             if path.suffix == ".py":
                 keys = [key for key, _ in keys_and_places(path.read_text())]
             elif path.suffix in DATA:

@@ -66,7 +66,8 @@ def groups() -> list[list[str]]:
 
 def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
     """Run these files' tests in a copy, and return what they came by."""
-    numbering = number_statements()
+    numbering = number_statements(copy.tree)
+    (copy.folder.parent / f"numbering-{numbering.digest}.json").write_text(json.dumps(numbering.files))
     copy.tell(size=numbering.size, **numbering.told())
     ran = copy.run(files, "-m", marks, limit_s=LIMIT_S)
     told = plugin.read(copy.notes)
@@ -83,7 +84,7 @@ def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
         copy.tell()
         failed = copy.run(tests, limit_s=LIMIT_S).failed
     return {
-        "files": {file: digest(file) for file in files}, "marks": marks, "seconds": ran.durations, "failed": failed,
+        "files": {file: digest(copy.tree / file) for file in files}, "marks": marks, "seconds": ran.durations, "failed": failed,
         "numbering": numbering.digest, "reached": reached, "took_s": round(ran.seconds, 1),
     }  # fmt: skip
 
@@ -98,8 +99,8 @@ def _unpacked(text: str, numbering: Numbering) -> np.ndarray[Any, Any]:
     return found
 
 
-def digest(file: str) -> str:
-    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def read(file: Path, marks: str) -> Reach:
@@ -123,12 +124,6 @@ def read(file: Path, marks: str) -> Reach:
     return reach
 
 
-def keep_numbering(folder: Path) -> None:
-    """Write today's numbering beside the record, which is read by it."""
-    numbering = number_statements()
-    (folder / f"numbering-{numbering.digest}.json").write_text(json.dumps(numbering.files))
-
-
 def _is_of(test: str, file: str) -> bool:
     return test.partition("::")[0] == file
 
@@ -136,7 +131,7 @@ def _is_of(test: str, file: str) -> bool:
 def missing(kept: Iterable[dict[str, Any]], marks: str) -> list[list[str]]:
     """Return the groups of files that are not recorded as they are today."""
     known = {file: value for entry in kept if entry["marks"] == marks for file, value in entry["files"].items()}
-    stale = [[file for file in group if known.get(file) != digest(file)] for group in groups()]
+    stale = [[file for file in group if known.get(file) != digest(ROOT / file)] for group in groups()]
     return [group for group in stale if group]
 
 
