@@ -83,8 +83,9 @@ def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
     if tests := [name for name in failed if name in told.fixtures]:  # code with flags in it is not what some expect
         copy.tell()
         failed = copy.run(tests, limit_s=LIMIT_S).failed
+    digests = {file: digest(copy.tree / file) for file in files}
     return {
-        "files": {file: digest(copy.tree / file) for file in files}, "marks": marks, "seconds": ran.durations, "failed": failed,
+        "files": digests, "marks": marks, "seconds": ran.durations, "failed": failed,
         "numbering": numbering.digest, "reached": reached, "took_s": round(ran.seconds, 1),
     }  # fmt: skip
 
