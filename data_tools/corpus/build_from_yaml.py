@@ -49,6 +49,7 @@ from data_tools.corpus.flow.run_one_corpus_step_in_workers import (
 from data_tools.corpus.split_sample_shuffle import SplitStep, shuffle, split_outputs
 from data_tools.read.find_input_files import Inputs
 from data_tools.read.parse_chunks_and_bad_lines import OnError
+from lmtrain import __version__
 from lmtrain.config.build_typed_settings import build_settings
 from lmtrain.config.name_suggestions import SettingNames
 from lmtrain.config.settings_base import Problem, Settings
@@ -234,11 +235,11 @@ def _build_steps(recipe: BuildSettings, options: StepOptions) -> list[_BuildStep
 
 
 def _step_key(step: _BuildStep, inputs: Inputs, recipe: BuildSettings) -> str:
-    """Return a hash of a step's name, its settings, and the path, size and modification time of its input files. If the
-    hash is the same as at an earlier run, the step's output is still valid.
+    """Return a hash of a step's name, its settings, the version of lmtrain, and the path, size and modification time of
+    its input files. If the hash is the same as at an earlier run, the step's output is still valid.
     """
     files = file_identities([source.path for source in find_step_sources(inputs)])
-    facts = [step.name, step.settings, recipe.key, recipe.on_error, recipe.seed, files]
+    facts = [__version__, step.name, step.settings, recipe.key, recipe.on_error, recipe.seed, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

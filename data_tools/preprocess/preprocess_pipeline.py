@@ -427,6 +427,7 @@ def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options)
         "--max-documents": options.max_documents, TOKENIZER: hashlib.sha256(tokenizer).hexdigest(),
         "the size of a slice": options.limits.slice_bytes,
         FILES: [(str(source.path.absolute()), source.num_bytes, source.mtime_ns) for source in sources],
+        "the format of an input file": [(source.kind, source.codec) for source in sources],
     }  # fmt: skip
     result: Identity = json.loads(json.dumps(facts))
     return result

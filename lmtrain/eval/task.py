@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,6 +121,7 @@ class Task(Protocol):
     compares: ClassVar[bool] = False  # True if baselines can score the same targets
     version: str = "1"  # changes if the same text and model would give another number
     seq_len: int | None = None  # the window, if the id names one
+    files: Sequence[Path] = ()  # the files besides its data on which its numbers depend
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         """Read a file, and return its requests and facts."""

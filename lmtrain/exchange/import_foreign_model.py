@@ -23,6 +23,7 @@ from lmtrain.exchange.stream_tensors_to_disk import Report
 from lmtrain.runfolder.folder_reader import is_run
 from lmtrain.runtime.files.atomic_files import folder_lock, remove, remove_empty_folders
 from lmtrain.runtime.files.existing_output import Found, Kind, check_output, made_from
+from lmtrain.tokenizer.text_to_ids_and_back import tokenizer_files
 
 
 def import_folder(
@@ -43,8 +44,7 @@ def import_folder(
     """
     found = identify_source(source, program)
     _refuse_place(source, output)
-    given = [] if tokenizer is None else [tokenizer]
-    made = made_from(["import", found.program, overrides or {}, source_identity(source)], given)
+    made = _made_from(source, found.program, tokenizer, overrides or {})
     _check_existing(output, made, overwrite)  # because: a refused import is to leave no lock file
     with _locked_output(output):
         existing, found_there = latest_checkpoint(output), _check_existing(output, made, overwrite)
@@ -54,6 +54,12 @@ def import_folder(
         if existing is not None and existing != Path(facts["checkpoint"]):
             remove(existing)
     return {"source": str(source), "found": str(found)} | facts
+
+
+def _made_from(source: Path, program: Program, tokenizer: Path | None, overrides: Mapping[str, object]) -> str:
+    """Return the text about the inputs and options of an import that the checkpoint records."""
+    given = [] if tokenizer is None else tokenizer_files(tokenizer)
+    return made_from(["import", program, overrides, source_identity(source)], given)
 
 
 def _refuse_place(source: Path, output: Path) -> None:

@@ -282,16 +282,16 @@ class Attempt:
             self._report(self._done_bytes, self._total_bytes, self._earlier_bytes)
 
 
-def work_key(identity: str, files: FileSpecs) -> str:
+def work_key(identity: str, files: FileSpecs, state: Mapping[str, Any]) -> str:
     """Return a digest that identifies a job of copying tensors into new files, so that a killed job is continued only
-    by the same one. It depends on the `identity` of the source, the pieces of each new file, and the segment and block
-    size.
+    by the same one. It depends on the `identity` of the source, the pieces of each new file, the new checkpoint's
+    `state`, and the segment and block size.
     """
     layout = {
         name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
         for name, specs in files.items()
     }
-    return hashlib.sha256(json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout, state]).encode()).hexdigest()
 
 
 def total_bytes(targets: Mapping[str, TargetFile]) -> int:
@@ -355,7 +355,7 @@ def write_checkpoint(
     step = source.manifest.step
     for folder in source.folders:
         refuse_source_as_output(folder, output, step)
-    key, work = work_key(source.identity, files), WorkFolder(output, purpose.suffix)
+    key, work = work_key(source.identity, files, state), WorkFolder(output, purpose.suffix)
     state = {**state, purpose.record: {**state[purpose.record], "key": key}}
     targets = {name: TargetFile(work.files / name, specs) for name, specs in files.items()}
     # because: a gap, or a manifest that is too large, must be found before hours of work

@@ -166,7 +166,8 @@ def evaluate(
     check_tasks_fit(jobs, sources, seq_len, stride)
     refuse_standard_input(data or [], env.world_size)
     texts = [*(data or []), *([str(baseline)] if baseline is not None else [])]
-    origin = ResultsOrigin.of(context.params, [source.path for source in sources], texts)
+    files = [file for task, _ in jobs for file in task.files]
+    origin = ResultsOrigin.of(context.params, [source.path for source in sources], texts, files)
     options = _check_existing(options, origin, overwrite, as_json)
     if processes.are_started:
         return launch_evaluation(context.obj, env, print_notice)

@@ -94,10 +94,10 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
 
 
 def _files(datasets: Sequence[IndexedDataset]) -> Iterator[Path]:
-    """Yield the files with the tokens and the documents of the datasets."""
+    """Yield the files of the datasets on which a copy of their documents depends: tokens, index and sidecar."""
     for dataset in datasets:
         for shard in dataset.shards:
-            yield from (dataset_file(shard.prefix, suffix) for suffix in (".bin", ".idx"))
+            yield from (dataset_file(shard.prefix, suffix) for suffix in (".bin", ".idx", ".json"))
 
 
 def split(

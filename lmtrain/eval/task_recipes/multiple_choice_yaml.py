@@ -70,6 +70,7 @@ class Recipe:
     shots_seed: int | None = None
     normalisation: Normalisation = "characters"
     at: dict[str, str] = field(default_factory=dict)  # file and line of each key, for messages
+    files: tuple[Path, ...] = ()  # that of the recipe and those that it is `like`
 
     def questions(self, row: Any, path: Path, line: int) -> Iterator[Question]:
         """Return the questions in `row`, a line of the data: one, or, if the recipe names lists under `each`, one for
@@ -221,7 +222,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
             f"{file.location('shots')} has shots={values['shots']}, but the recipe has no `shots_file:`. "
             "Name a file of rows like those of the data, with other questions."
         ])
-    return Recipe(**values | {"at": at})
+    return Recipe(**values | {"at": at, "files": (*base.get("files", ()), path)})
 
 
 def _value_problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:

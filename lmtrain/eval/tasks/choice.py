@@ -55,6 +55,9 @@ class Choice(Task):
 
     def __init__(self, recipe: Recipe) -> None:
         self.choice_recipe, self.id, self.version, self.data = recipe, recipe.id, recipe.version, recipe.data
+        # because: the version of lmtrain stands for the files of its own tasks
+        of_user = [file for file in recipe.files if file not in _builtin_files().values()]
+        self.files = of_user if recipe.shots_file is None else [*of_user, recipe.shots_file]
         self.recipe = {
             "question": repr(recipe.question),
             "answer": f"{recipe.between!r} and a choice, tokenized together with the question",

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
+from lmtrain.data.store.indexed_dataset import dataset_file
+from lmtrain.data.store.joined_dataset import shard_prefixes
 from lmtrain.errors import LmtrainError, OutputError, UsageError
 from lmtrain.eval.resume_journal import NO_COMMAND, is_journal, journal_file
+from lmtrain.eval.task_recipes.hash_and_count_texts import dataset_prefix
 from lmtrain.runtime.files.atomic_files import check_output_folder, read_json, refuse_special_file
 from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, check_output, has_rows_with, made_from
 
@@ -31,10 +34,14 @@ class ResultsOrigin:
     made_from: str | None = None  # its options and inputs; None if it reads standard input
 
     @classmethod
-    def of(cls, params: Mapping[str, Any], models: Sequence[Path], texts: Sequence[str]) -> ResultsOrigin:
-        """Return the origin of results with these parameters of `lmtrain eval`, of these models and texts."""
+    def of(
+        cls, params: Mapping[str, Any], models: Sequence[Path], texts: Sequence[str], task_files: Sequence[Path] = ()
+    ) -> ResultsOrigin:
+        """Return the origin of results with these parameters of `lmtrain eval`, of these models, texts and files of
+        tasks, such as recipes.
+        """
         options = {name: value for name, value in params.items() if name not in _WITHOUT_EFFECT}
-        files = [*_model_files(models), *_text_files(texts)]
+        files = [*_model_files(models), *_text_files(texts), *task_files]
         return cls(made_from(options, []), None if "-" in texts else made_from(options, files))
 
 
@@ -48,10 +55,16 @@ def _model_files(models: Sequence[Path]) -> Iterator[Path]:
 
 
 def _text_files(texts: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that paths, globs and prefixes of datasets name."""
+    """Yield the files that paths, globs and prefixes of datasets name; of a dataset those of all its shards."""
     for text in texts:
-        yield from sorted(Path(text).rglob("*")) if Path(text).is_dir() else map(Path, sorted(glob.glob(text)))
-        yield from (Path(f"{text}{suffix}") for suffix in (".bin", ".idx"))
+        path = Path(text)
+        if (prefix := dataset_prefix(path)) is not None:
+            for shard in shard_prefixes(prefix) or [prefix]:
+                yield from (dataset_file(shard, suffix) for suffix in (".bin", ".idx"))
+        elif path.is_dir():
+            yield from sorted(path.rglob("*"))
+        else:  # because: a file may have the signs of a pattern in its name
+            yield from [path] if path.exists() else map(Path, sorted(glob.glob(text, recursive=True)))
 
 
 def check_output_files(output: Path | None, samples: Path | None) -> None:

@@ -175,7 +175,8 @@ def _identity_digest(config: RunConfig, inputs: Inputs) -> str:
     """
     # because: `step` identifies the checkpoint; checkpoint paths of a launcher's first start may be gone by its last
     identity = [
-        with_final_model(config, inputs).to_dict(), inputs.data.sample_identity, inputs.tokenizer.fingerprint,
+        with_final_model(config, inputs).to_dict(), inputs.data.sample_identity, inputs.data.content_sha256,
+        inputs.tokenizer.fingerprint,
         {key: fact.value for key, fact in program_facts().items()},
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()

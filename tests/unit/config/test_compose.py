@@ -74,7 +74,8 @@ def test_a_key_that_stands_twice_hides_nothing_else_that_is_wrong() -> None:
 
 def test_composing_leaves_nothing_behind(mine: Path) -> None:
     first = compose_plain(["cups=2"], config_dir=mine, name="mini")
-    assert compose_plain([], config_dir=mine, name="mini")["cups"] == 1
+    (mine / "midi.yaml").write_text((mine / "mini.yaml").read_text().replace("cups: 1", "cups: 5"))
+    assert [compose_plain([], config_dir=mine, name=name)["cups"] for name in ("mini", "midi")] == [1, 5]
     assert first["cups"] == 2
 
 

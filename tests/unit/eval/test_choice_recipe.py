@@ -132,6 +132,8 @@ def test_a_recipe_may_begin_with_another(tmp_path: Path) -> None:
     assert (mine.id, mine.shots, mine.shots_file) == ("choice/five", 5, tmp_path / "shots.jsonl")
     assert mine.question == "Question: {goal}\nAnswer:"
     assert recipe(tmp_path / "six.yaml", "like: five.yaml\nshots: 6\n").shots_file == tmp_path / "shots.jsonl"
+    files = [tmp_path / name for name in ("five.yaml", "six.yaml", "shots.jsonl")]
+    assert (find_task(f"{tmp_path}/six.yaml-s512").files, find_task("choice/piqa").files) == (files, [])
     with pytest.raises(UsageError, match="like: choice/pika` does not name a multiple choice task"):
         recipe(tmp_path / "seven.yaml", "like: choice/pika\n")
     with pytest.raises(MissingInputError, match="does not exist"):

@@ -67,6 +67,10 @@ def test_a_lazily_loaded_tokenizer_is_parsed_at_first_use(tokenizer: Tokenizer, 
 def test_one_fingerprint_for_every_form(tmp_path: Path) -> None:
     write_gpt2(tmp_path, BPE)
     assert Tokenizer.load(tmp_path).fingerprint == BPE.fingerprint
+    assert Tokenizer.load(tmp_path) is Tokenizer.load(tmp_path / "vocab.json")
+    first, second, *rest = (tmp_path / "merges.txt").read_text().splitlines()[1:]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", second, first, *rest]) + "\n")  # of equal size
+    assert Tokenizer.load(tmp_path).fingerprint != BPE.fingerprint
     BPE.save(tmp_path / "tokenizer.json")
     assert Tokenizer.load(tmp_path).fingerprint == BPE.fingerprint
     write_vocab(tmp_path / "vocab.txt", WORDPIECE)

@@ -5,16 +5,28 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lmtrain.config import settings_base
+from lmtrain.data.store.dataset_writer import DatasetWriter
+from lmtrain.data.store.indexed_dataset import IndexedDataset
+from lmtrain.data.training_data_by_source import TrainingPart
 from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
+from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.runfolder.file_names import FAILED_STARTS
 from lmtrain.runtime.files.atomic_files import write_json
 from lmtrain.runtime.processes.process_environment import ProcessEnv, process_identity
+from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.in_loop.failed_start_counter import LostStarts, counting_start
+from lmtrain.train.run_config import RunConfig
+from tests import plugin_example
+from tests.unit.data.writing import add_document
+from tests.unit.train.tiny_runs import CONFIG, inputs_of
 
 HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)
 
@@ -55,6 +67,26 @@ def test_a_start_that_says_nothing_was_killed(tmp_path: Path) -> None:
 def test_another_step_or_other_settings_begin_a_new_count(tmp_path: Path, other: dict[str, Any]) -> None:
     begun(tmp_path, 2)
     assert starts(tmp_path, **other).lost == []
+
+
+def test_what_may_have_caused_a_loss_begins_a_new_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(config: RunConfig = CONFIG, **changes: Any) -> str:
+        return LostStarts.for_run(config, replace(inputs, **changes), None).digest
+
+    def source(text: str) -> TrainingPart:
+        with DatasetWriter(tmp_path / text, np.uint16) as writer:
+            add_document(writer, [np.frombuffer(text.encode(), np.uint8).astype(np.uint16)])
+            writer.describe(tokenizer=b"", fingerprint="a", vocab_size=999, eod_id=None, num_bytes=1)
+        indexed = IndexedDataset.open(tmp_path / text)
+        return TrainingPart(indexed, range(1), None, inputs.data.train, Fraction(1), "a", 1)
+
+    inputs = inputs_of(tmp_path)
+    digests = {of(), of(replace(CONFIG, optim=AdamWSettings(lr=1.0)))}
+    digests.add(of(data=replace(inputs.data, sample_identity={"blend": 1})))
+    digests |= {of(data=replace(inputs.data, parts=[source(text)])) for text in "ab"}
+    digests.add(of(tokenizer=train_wordpiece(["a dog"], 40, lowercase=True)))
+    monkeypatch.setitem(settings_base.plugins, "plugin", [plugin_example])
+    assert len(digests | {of()}) == 7
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"step": 4, "of": "settings", "lost": 3}', '{"step": 4, "lost": [1]}'])

@@ -365,18 +365,19 @@ def test_the_map_is_kept_and_found_again(
     monkeypatch.setattr("lmtrain.data.samples.masked_language_samples._CACHED_FROM", 1)
     cache = IndexCache(tmp_path / "index")
 
-    def build(seed: int = 1, documents: range = range(3, 57), seq_len: int = 64, **values: Any) -> list[Any]:
+    def build(
+        cache: IndexCache | None, seed: int = 1, documents: range = range(3, 57), seq_len: int = 64,
+        of: IndexedDataset = indexed, run_samples: int | None = None, **values: Any,
+    ) -> list[Any]:  # fmt: skip
         settings = MaskedSettings(path="a", **values)
-        dataset = MaskedDataset(indexed, documents, seq_len, VOCABULARY, settings, seed, cache=cache)
-        return arrays(dataset.batch(ids))
+        dataset = MaskedDataset(of, documents, seq_len, VOCABULARY, settings, seed, run_samples, cache)
+        return arrays(dataset.batch(np.arange(30)))
 
-    ids = np.arange(30)
-    expected = arrays(made(indexed).batch(ids))
-    assert build() == build() == expected
-    assert len(list(cache.folder.glob("sentences-*")) if cache.folder else []) == 1
-    assert build(seed=2) != expected
-    assert build(short_share=0.5) != expected
-    assert build(order="megatron") != expected
-    assert build(documents=range(2, 56)) != expected
-    assert build(seq_len=48) != expected
-    assert build() == expected
+    changes: list[dict[str, Any]] = [
+        {}, {"seed": 2}, {"short_share": 0.5}, {"min_sentences": 4}, {"documents": range(2, 56)}, {"seq_len": 48},
+        {"of": write(tmp_path / "other", seed=1)},
+    ]  # fmt: skip
+    changes += [{"order": "megatron"} | change for change in (*changes, {"run_samples": 400})]
+    for change in [*changes, {}]:
+        assert build(cache, **change) == build(None, **change)
+    assert len(list(cache.folder.glob("sentences-*")) if cache.folder else []) == len(changes)

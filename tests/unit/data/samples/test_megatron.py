@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -186,16 +187,16 @@ def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:
 
 def test_large_indexes_are_kept(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_order, "_CACHED_FROM", 0)
-    indexed, cache = make("a", [5, 3, 8, 2]), IndexCache(tmp_path / "cache")
+    datasets, cache = (make("a", [5, 3, 8, 2]), make("b", [3, 5, 8, 2])), IndexCache(tmp_path / "cache")
     first: tuple[range, int, int, int] = (range(4), 4, 9, 1)
     others = [(range(3), 4, 9, 1), (range(1, 4), 4, 9, 1), (range(4), 3, 9, 1), (range(4), 4, 8, 1)]
     others += [(range(4), 4, 9, 2)]
-    for inputs in [first, *others, first]:
+    for indexed, inputs in product(datasets, [first, *others, first]):
         kept, fresh = MegatronDataset(indexed, *inputs, cache=cache), MegatronDataset(indexed, *inputs)
         for name in ("document_index", "sample_index", "shuffle_index"):
             assert getattr(kept, name).tolist() == getattr(fresh, name).tolist()
             assert getattr(kept, name).dtype == getattr(fresh, name).dtype
-    assert len(list((tmp_path / "cache").glob("megatron-*"))) == 6
+    assert len(list((tmp_path / "cache").glob("megatron-*"))) == 12
 
 
 def test_documents_of_many_sequences_are_gone_through_by_sequence(tmp_path: Path) -> None:

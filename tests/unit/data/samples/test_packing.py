@@ -141,14 +141,14 @@ def test_documents_without_a_label_are_no_data(make: Make) -> None:
 
 def test_a_large_packing_is_cached(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_CACHED_FROM", 0)
-    indexed = make("a", [5, 9, 2, 2, 7])
+    datasets = make("a", [5, 9, 2, 2, 7]), make("b", [9, 5, 2, 2, 7])
     ranges = range(5), range(4), range(1, 5)
-    for documents, seq_len, kind in [*product(ranges, (8, 4), ("best_fit", "document"))] * 2:
+    for indexed, documents, seq_len, kind in [*product(datasets, ranges, (8, 4), ("best_fit", "document"))] * 2:
         kept = PackedDataset(indexed, documents, seq_len, kind, True, cache=IndexCache(tmp_path / "cache"))
         fresh = PackedDataset(indexed, documents, seq_len, kind, True)
         for name in ("starts", "sizes", "bounds", "filled"):
             assert getattr(kept.packing, name).tolist() == getattr(fresh.packing, name).tolist()
-    assert len(list((tmp_path / "cache").glob("best_fit-*"))) == 6
+    assert len(list((tmp_path / "cache").glob("best_fit-*"))) == 12
 
 
 @settings(max_examples=20)

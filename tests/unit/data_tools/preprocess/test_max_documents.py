@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from data_tools.preprocess import preprocess_pipeline
-from data_tools.preprocess.identify_run import identity_hash
 from data_tools.preprocess.length_and_script_filters import Filters
 from data_tools.preprocess.preprocess_pipeline import Options, preprocess
 from data_tools.preprocess.resumable_dataset_writer import Outputs
@@ -99,11 +97,6 @@ def test_a_killed_run_resumes(
     summary = run(corpus, tmp_path / "killed" / "out", max_documents=25)
     assert summary.resumed_documents > 0
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
-
-
-def test_a_run_with_another_number_is_another_run() -> None:
-    runs = [preprocess_pipeline._run_identity([], b"", Options(max_documents=number)) for number in (None, 1, 2)]
-    assert len(set(map(identity_hash, runs))) == 3
 
 
 @pytest.mark.parametrize("number", [0, -3])
