@@ -144,7 +144,7 @@ MUTANTS = [
         name="key_of_a_reshard_forgets_its_source",
         file="lmtrain/checkpoint/reshard/reshard_tensors.py",
         function="work_key",
-        old="json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout, state])",
+        old="json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout])",
         new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, layout])",
         breaks="Resharding another checkpoint to the same output says that it is done already and leaves the old "
         "weights; after a kill an attempt even keeps blocks of the other checkpoint.",
