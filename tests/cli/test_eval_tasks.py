@@ -52,12 +52,15 @@ def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:
     )
     (tmp_path / "mine.yaml").write_text('question: "def {verb}"\nchoices: ends\nanswer: right\n')
     asked = ["--task", tmp_path / "mine.yaml", "--data", tmp_path / "rows.jsonl", "--device", "cpu"]
-    lmtrain("eval", tmp_path / "run", *asked, "--output", tmp_path / "o.json", "--samples", tmp_path / "s.jsonl")
+    outputs = ["--output", tmp_path / "o.json", "--samples", tmp_path / "s.jsonl"]
+    lmtrain("eval", tmp_path / "run", *asked, *outputs)
     (result,) = json.loads((tmp_path / "o.json").read_text())["results"]
     assert result["protocol"] == "choice/mine"
     assert set(result["measures"]) == {"accuracy", "per_character_accuracy", "chance_accuracy"}
     rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     assert [row["right"] for row in rows] == [row["chosen"] == row["answer"] for row in rows]
+    (tmp_path / "mine.yaml").write_text('question: "def {verb}:"\nchoices: ends\nanswer: right\n')
+    assert "o.json is there already" in lmtrain("eval", tmp_path / "run", *asked, *outputs, code=73)
     assert sum(row["right"] for row in rows) / 2 == result["measures"]["accuracy"]
     (tmp_path / "mine.yaml").write_text('question: "def {noun}"\nchoices: ends\nanswer: right\n')
     said = lmtrain("eval", tmp_path / "run", *asked, code=65)

@@ -262,8 +262,8 @@ KEYS = {
         lambda **values: _request_key(MaskedRequest(**values)), values_of(REQUEST), "num_scored item weight",
     ),
     "work of reshard and merge": Keyed(
-        lambda identity, state, name, **values: work_key(identity, {name: [PieceSpec(**values["spec"])]}, state),
-        {"identity": "a", "state": {"a": 1}, "name": "file", "spec": values_of(SPEC)}, "",
+        lambda identity, name, **values: work_key(identity, {name: [PieceSpec(**values["spec"])]}),
+        {"identity": "a", "name": "file", "spec": values_of(SPEC)}, "",
         {"spec": [values_of(other) for other in others_of(SPEC)]},
     ),
     "masks": Keyed(

@@ -282,16 +282,16 @@ class Attempt:
             self._report(self._done_bytes, self._total_bytes, self._earlier_bytes)
 
 
-def work_key(identity: str, files: FileSpecs, state: Mapping[str, Any]) -> str:
+def work_key(identity: str, files: FileSpecs) -> str:
     """Return a digest that identifies a job of copying tensors into new files, so that a killed job is continued only
-    by the same one. It depends on the `identity` of the source, the pieces of each new file, the new checkpoint's
-    `state`, and the segment and block size.
+    by the same one. It depends on the `identity` of the source, the pieces of each new file, and the segment and block
+    size.
     """
     layout = {
         name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
         for name, specs in files.items()
     }
-    return hashlib.sha256(json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout, state]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([identity, SEGMENT_BYTES, BLOCK_BYTES, layout]).encode()).hexdigest()
 
 
 def total_bytes(targets: Mapping[str, TargetFile]) -> int:
@@ -355,7 +355,7 @@ def write_checkpoint(
     step = source.manifest.step
     for folder in source.folders:
         refuse_source_as_output(folder, output, step)
-    key, work = work_key(source.identity, files, state), WorkFolder(output, purpose.suffix)
+    key, work = work_key(source.identity, files), WorkFolder(output, purpose.suffix)
     state = {**state, purpose.record: {**state[purpose.record], "key": key}}
     targets = {name: TargetFile(work.files / name, specs) for name, specs in files.items()}
     # because: a gap, or a manifest that is too large, must be found before hours of work
@@ -363,12 +363,12 @@ def write_checkpoint(
     entries = {name: FileEntry(target.size, "0" * 64) for name, target in targets.items()}
     entries |= {blocks_file(name): entry for name, entry in entries.items()}
     encode_manifest(Manifest(step, entries, tensors, state))
-    if not _is_finished_output(output, purpose, key):
+    if not _is_finished_output(output, purpose, state):
         work.check_places(overwrite)
     with storage_errors(output, purpose.action, total_bytes(targets)), folder_lock(work.path):
         work.restore_replaced()
         try:
-            if _is_finished_output(output, purpose, key):
+            if _is_finished_output(output, purpose, state):
                 damages = Contents(output).find_damage()
                 if not damages:
                     work.clean_up()
@@ -401,9 +401,9 @@ def refuse_source_as_output(source: Path, output: Path, step: int) -> None:
         )
 
 
-def _is_finished_output(output: Path, purpose: Purpose, key: str) -> bool:
-    """Return whether `output` is already the complete checkpoint that this job is to write: it records the same `key`
-    (see `work_key`), and all its files have the right size.
+def _is_finished_output(output: Path, purpose: Purpose, wanted: Mapping[str, Any]) -> bool:
+    """Return whether `output` is already the complete checkpoint that this job is to write, with the state `wanted`: it
+    records the same key (see `work_key`) and settings, and all its files have the right size.
     """
     if not (output / MANIFEST).is_file():
         return False
@@ -416,4 +416,6 @@ def _is_finished_output(output: Path, purpose: Purpose, key: str) -> bool:
     record, listed_sizes = state.get(purpose.record), {n: entry.size for n, entry in contents.manifest.files.items()}
     # because: the merged checkpoint may have been resharded since, and keeps the record of its merge
     is_as_written = purpose == RESHARD or RESHARD.record not in state
-    return isinstance(record, dict) and record.get("key") == key and is_as_written and sizes == listed_sizes
+    is_same_job = isinstance(record, dict) and record.get("key") == wanted[purpose.record]["key"]
+    has_same_settings = state.get("settings") == wanted.get("settings")  # because: layouts may differ only in these
+    return is_same_job and has_same_settings and is_as_written and sizes == listed_sizes

@@ -315,7 +315,7 @@ def test_done_already(written: Path, unbroken: Path, tmp_path: Path) -> None:
     shutil.copytree(unbroken, tmp_path / "out")
     assert reshard_to(written, tmp_path / "out", "pp=2").was_finished
     other = write(tmp_path / "other", MODELS["tied"], "dp=2,tp=2", draw(MODELS["tied"], seed=4))
-    for source, layout in ((written, "pp=3"), (other, "pp=2")):
+    for source, layout in ((written, "pp=3"), (other, "pp=2"), (written, "pp=2,schedule=gpipe")):
         with pytest.raises(OutputError, match="is there already"):
             reshard_to(source, tmp_path / "out", layout)
     assert bytes_of(tmp_path / "out") == bytes_of(unbroken)
