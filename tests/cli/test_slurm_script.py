@@ -385,8 +385,9 @@ def test_cpus_are_those_of_a_rank(
          "node with --gpus-per-node=1. Use parallel.dp_shard=3, or --nodes=1."),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
          "and one task starts all 2 ranks of its node. Add --tasks rank"),
-        (("--gpus-per-node", 2, "--time", "4h"), 2,
-         "--time=4h is not a time limit that Slurm accepts. Use 4:00:00."),
+        *((("--gpus-per-node", 2, "--time", said), 2,
+           f"--time={said} is not a time limit that Slurm accepts. Use {meant}.")
+          for said, meant in (("4h", "4:00:00"), ("2d", "2-00"), ("90m", "01:30:00"))),
         (("--gpus-per-node", 2, "--time", "12"), 2,
          "--time=12 does not say whether it is hours or minutes. Use 12:00:00 for hours or 00:12:00 for minutes."),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),

@@ -111,6 +111,15 @@ def test_a_path_where_a_run_is_needed(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_is_named_by_dots_has_the_name_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "first" / "run")
+    a_run(tmp_path / "second" / "run")
+    monkeypatch.chdir(run)
+    assert [run.name for run in read_runs([Path("."), Path("../../second/run")])] == ["first/run", "second/run"]
+
+
 def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
     run = a_run(tmp_path / "one" / "run")
     (run / ENVIRONMENT).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -158,6 +159,25 @@ def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str
     write(tmp_path / "a", LENGTHS)
     with pytest.raises(UsageError, match=says):
         merge_split_verify_datasets.split(tmp_path / "a", shares, [tmp_path / name for name in names])
+
+
+@pytest.mark.parametrize("copying", ["merge", "split"])
+def test_damage_is_not_copied_from_a_dataset_that_is_older_than_blocks(tmp_path: Path, copying: str) -> None:
+    """Its sidecar has a checksum of the whole, which alone can tell."""
+    write(tmp_path / "a", LENGTHS)
+    write(tmp_path / "b", [4, 0, 6])
+    sidecar = tmp_path / "a.json"
+    newer = ("blocks_sha256", "tokenizer_sha256", "made_from", "sidecar_sha256")
+    sidecar.write_text(json.dumps({k: v for k, v in json.loads(sidecar.read_text()).items() if k not in newer}))
+    data = bytearray((tmp_path / "a.bin").read_bytes())
+    data[4] ^= 1  # another id of the vocabulary
+    (tmp_path / "a.bin").write_bytes(data)
+    with pytest.raises(DataError, match="checksum"):
+        if copying == "merge":
+            merge_split_verify_datasets.merge([tmp_path / "b", tmp_path / "a"], tmp_path / "both")
+        else:
+            merge_split_verify_datasets.split(tmp_path / "a", (5, 3), [tmp_path / "x", tmp_path / "y"])
+    assert not [path.name for path in tmp_path.iterdir() if path.name[0] in "xy" or path.name.startswith("both")]
 
 
 def test_verifying_says_the_checksum(tmp_path: Path) -> None:

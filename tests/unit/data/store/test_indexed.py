@@ -20,6 +20,7 @@ from lmtrain.data.store.dataset_writer import DatasetWriter
 from lmtrain.data.store.indexed_dataset import IndexedDataset, hash_without
 from lmtrain.data.store.merge_split_verify_datasets import verify
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
+from lmtrain.runtime.files.unreadable_files import explain_unreadable
 from lmtrain.tokenizer.bulk_encoding import dtype_for
 from tests.unit.data.writing import add_document, read_sequence
 
@@ -265,6 +266,16 @@ def test_missing_files(tmp_path: Path) -> None:
     (tmp_path / "a.idx").unlink()
     with pytest.raises(MissingInputError, match=r"Make the dataset again|may be bare tokens"):
         IndexedDataset.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.docx", "a.jsonl", "a.txt"])
+def test_in_place_of_a_text_that_no_dataset_is_made_of_another_is_asked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("one,two\n")
+    with pytest.raises(MissingInputError) as refused:
+        IndexedDataset.open(tmp_path / name)
+    not_read = explain_unreadable(tmp_path / name)
+    assert (not_read or f"`lmtrain preprocess {tmp_path / name} ") in str(refused.value)
+    assert ("`lmtrain preprocess" in str(refused.value)) == ("`lmtrain preprocess" in not_read if not_read else True)
 
 
 @pytest.mark.parametrize("prefix", ["", ".", "/"])

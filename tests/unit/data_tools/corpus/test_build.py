@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.build_from_yaml import BuildSettings, DedupeSettings, SplitSettings, build_corpus, read_recipe
+from data_tools.corpus.build_from_yaml import (
+    BuildSettings,
+    CleanSettings,
+    DedupeSettings,
+    SplitSettings,
+    build_corpus,
+    read_recipe,
+)
 from lmtrain.errors import DataError, MissingInputError, OutputError, SettingsError
 from tests.benchmarks.data_corpora import write_planted
 from tests.unit.data_tools.corpus_files import read_jsonl, texts, write_jsonl
@@ -93,6 +100,17 @@ def test_another_seed_is_another_order(tmp_path: Path) -> None:
     after = texts(tmp_path / "out" / "documents.jsonl")
     assert before != after
     assert sorted(before) == sorted(after)
+
+
+def test_a_share_of_scripts_is_the_recipes(tmp_path: Path) -> None:
+    words, others = "some plain words of a longer text " * 10, "слова другого письма " * 10
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": words}, {"text": words + others}])
+    kept = []
+    for share in (0.3, 0.99):
+        clean = CleanSettings(rules=("min_words=5",), scripts=("latin",), min_script_share=share)
+        build_corpus(BuildSettings(inputs=(str(path),), output=str(tmp_path / f"{share}"), clean=clean, shuffle=False))
+        kept.append(len(texts(tmp_path / f"{share}" / "documents.jsonl")))
+    assert kept == [2, 1]
 
 
 def test_steps_without_settings_do_not_run(folder: Path) -> None:

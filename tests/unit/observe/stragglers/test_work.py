@@ -79,6 +79,22 @@ def test_a_step_that_was_held_up_does_not_count(clock: Clock) -> None:
     assert work.take_window()[COLUMNS.index("backward")] == 20 * MS
 
 
+def test_messages_of_the_first_steps_are_in_no_window(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = LinkTimes()
+    monkeypatch.setattr(work_module, "links", links)
+    work = WorkTimes()
+    work.neighbours = (3,)
+    sent = []
+    while not work.is_due:
+        work.begin_step()
+        links.record_send(3)
+        links.record_arrival(3, clock.now - MS)
+        sent.append(clock.now)
+        clock.passes(1000)
+        work.end_step(0.0)
+    assert work.take_window()[COLUMNS.index("sent")] == sum(sent[-STEPS:])
+
+
 def test_a_link_is_seen_in_each_step_or_not_at_all(clock: Clock) -> None:
     links = LinkTimes()
     links.record_send(3)

@@ -43,6 +43,20 @@ def beat(phase: str = "backward", stood_s: float = 0.0, **more: Any) -> dict[str
     return {"beat": facts | {"cpu_s": 1.0, "stood_s": stood_s, "state": "running", "odd": None, "longest": {}} | more}
 
 
+@pytest.mark.parametrize("end", [{"failed": "out of memory", "code": 74}, {"lost": "killed"}, {"left": True}])
+def test_a_late_heartbeat_brings_no_rank_back(hub: Hub, end: dict[str, Any]) -> None:
+    hub.handle_message(1, end)
+    row = hub.rows[1]
+    ended = (row.state, row.reason, row.code)
+    assert row.state not in ("running", "stopped")
+    hub.handle_message(1, beat("forward", step=8))
+    row = hub.rows[1]
+    assert (row.state, row.reason, row.code, row.step) == (*ended, 8)
+    hub.handle_message(0, beat(state="stopped"))
+    hub.handle_message(0, beat())
+    assert hub.rows[0].state == "running"
+
+
 def test_a_hang_is_told_to_all_and_written_down(hub: Hub, tmp_path: Path) -> None:
     hub.handle_message(0, beat("collective", 21.0, what="losses"))
     hub.handle_message(1, beat("backward", 19.0))
