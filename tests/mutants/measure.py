@@ -44,6 +44,11 @@ class Found:
         return asdict(self)
 
 
+def own_tests(room: str) -> tuple[str, ...]:
+    """Return how the names of a room's own tests begin."""
+    return OWN.get(room, (f"tests/unit/{room}/",))
+
+
 def candidates(room: str, mutant: Mutant, reach: Reach) -> list[str]:
     """Return the tests that reach it, in the order to run them."""
     tests = reach.tests_through(reached_through(mutant))
@@ -59,7 +64,7 @@ def in_order(room: str, tests: list[str], usual_s: dict[str, float]) -> list[str
 
     Files stay together, as they share fixtures; the cheapest first, but those of the room before all.
     """
-    own = OWN.get(room, (f"tests/unit/{room}/",))
+    own = own_tests(room)
     files: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         files[test.partition("::")[0]].append(test)

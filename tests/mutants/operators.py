@@ -33,6 +33,7 @@ UNWRAPPED = {
     "detach", "contiguous", "clone", "float", "flip", "resolve", "copy", "sqrt", "square", "lower", "strip", "log",
     "exp", "ceil", "floor", "round",
 }  # fmt: skip
+SYMMETRIC = {"min", "max", "minimum", "maximum", "gcd", "lcm", "logical_and", "logical_or", "equal", "isclose", "fmax"}
 AXES = ["tp", "pp", "dp", "cp", "vp", "dp_shard", "dp_replicate"]
 # arguments that no input can tell apart
 SILENT = {
@@ -279,7 +280,7 @@ class _Module:
                 yield Change("call left out", begin, end, self._in_brackets(node.func.value))
             elif plain:
                 yield Change("call left out", begin, end, self._in_brackets(plain[0]))
-        for left, right in pairwise(plain):
+        for left, right in pairwise(plain if name not in SYMMETRIC else ()):
             one, other = self._said(left), self._said(right)
             first, last = self._span(left)[0], self._span(right)[1]
             between = self.text[self._span(left)[1] : self._span(right)[0]]

@@ -172,11 +172,12 @@ def test_damage_is_not_copied_from_a_dataset_that_is_older_than_blocks(tmp_path:
     data = bytearray((tmp_path / "a.bin").read_bytes())
     data[4] ^= 1  # another id of the vocabulary
     (tmp_path / "a.bin").write_bytes(data)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "merge": ([tmp_path / "b", tmp_path / "a"], tmp_path / "both"),
+        "split": (tmp_path / "a", (5, 3), [tmp_path / "x", tmp_path / "y"]),
+    }
     with pytest.raises(DataError, match="checksum"):
-        if copying == "merge":
-            merge_split_verify_datasets.merge([tmp_path / "b", tmp_path / "a"], tmp_path / "both")
-        else:
-            merge_split_verify_datasets.split(tmp_path / "a", (5, 3), [tmp_path / "x", tmp_path / "y"])
+        getattr(merge_split_verify_datasets, copying)(*arguments[copying])
     assert not [path.name for path in tmp_path.iterdir() if path.name[0] in "xy" or path.name.startswith("both")]
 
 
