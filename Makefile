@@ -75,7 +75,7 @@ mutants-drawn: $(VENV)/.tested  ## plant N mistakes that SEED draws, of ROOM or 
 
 .PHONY: mutants-real
 mutants-real: $(VENV)/.tested  ## undo N commits that SEED draws of those that mended something: who notices?
-	$(BIN)/python -m tests.mutants --real $(SEED) --count $(N)
+	$(BIN)/python -m tests.mutants --real $(SEED) --count $(N) $(addprefix --suite ,$(SUITE))
 
 .PHONY: mutants-chosen
 mutants-chosen: $(VENV)/.tested  ## plant a dozen of those that are on record as noticed, by the commit's hash

@@ -52,17 +52,18 @@ def main() -> int:
     given = parser.parse_args()
     out: Path = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    suites = list(SUITES) if given.suite == "both" else [given.suite]
     if given.chosen:
         return _chosen(out, given.chosen, given.copies)
     if given.again:
         (out / "found.jsonl").unlink(missing_ok=True)
     if given.real:
-        return _real(out, given.real, given.count, given.copies)
+        return _real(out, given.real, given.count, given.copies, suites)
     mutants = _asked(given)
     if given.show:
         _show(mutants, _found(out))
         return 0
-    for suite in SUITES if given.suite == "both" else [given.suite]:
+    for suite in suites:
         _record(out, suite, given.copies)
         if not given.record:
             _measure(out, suite, given.copies, mutants)
@@ -123,11 +124,12 @@ def _measure(out: Path, suite: str, copies: int, mutants: dict[str, Mutant]) -> 
               f"({entry['seconds']} s)", flush=True)  # fmt: skip
 
 
-def _real(out: Path, seed: str, count: int, copies: int) -> int:
+def _real(out: Path, seed: str, count: int, copies: int, suites: list[str]) -> int:
     """Undo so many commits, print who notices each, and of how many of them their own tests and others do."""
     mistakes, lost = draw_real(seed, count, out / "undone")
     file = out / "real.jsonl"
-    for suite in SUITES:
+    for suite in suites:
+        _record(out, suite, copies)
         reach = record.read(out / "recorded.jsonl", SUITES[suite])
         known = record.kept_in(file)
         done = {entry["commit"] for entry in known if entry["suite"] == suite or (entry["own"] and entry["other"])}

@@ -148,7 +148,7 @@ class _Module:
             yield Change("statement dropped", begin, end, "pass")
         elif isinstance(node, ast.If) and not node.orelse and self.text[begin : begin + 2] == "if":
             yield Change("branch dropped", begin, end, "pass")
-        if after is not None and _is_effect(node) and _is_effect(after) and not _is_left_alone(after):
+        if after is not None and _is_effect(node) and _is_effect(after) and _order_counts(node, after):
             first, last = self._span(after)
             between = self.text[end:first]
             yield Change("order exchanged", begin, last, self.text[first:last] + between + self.text[begin:end])
@@ -336,6 +336,25 @@ def _is_effect(node: ast.stmt) -> bool:
     return is_call or isinstance(node, ast.AugAssign) or (
         isinstance(node, ast.Assign) and all(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets)
     )  # fmt: skip
+
+
+def _order_counts(first: ast.stmt, second: ast.stmt) -> bool:
+    """Whether the order of two effects can matter: what only changes a value does not, unless the other looks at it."""
+    changed = [_changed_alone(node) for node in (first, second)]
+    said = [ast.unparse(node) for node in (first, second)]
+    if changed[0] is None or changed[1] is None:
+        return True
+    return any(name in said[1] for name in changed[0]) or any(name in said[0] for name in changed[1])
+
+
+def _changed_alone(node: ast.stmt) -> list[str] | None:
+    """Return the places that the statement changes; None if it may do more, as a call does."""
+    if isinstance(node, ast.Assign | ast.AugAssign):
+        return [ast.unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "add"):
+        return [ast.unparse(call.func.value)]
+    return None
 
 
 def _is_left_alone(node: ast.stmt) -> bool:

@@ -151,6 +151,7 @@ def test_who_uses_a_constant_comes_by_its_mistake() -> None:
         ("x = a.tp_rank", {"x = a.pp_rank", "x = a.dp_rank"}),
         ("x = a[i:]", {"x = a[i + 1:]", "x = a[i - 1:]", "x = a[:]"}),
         ("if a:\n    raise b", {"if not (a):\n    raise b", "pass", "if a:\n    pass"}),
+        ("a.b = 1\na.c = d", {"a.b = 2\na.c = d", "a.b = 0\na.c = d", "pass\na.c = d", "a.b = 1\npass"}),
         ("f()\ng()", {"pass\ng()", "f()\npass", "g()\nf()"}),
         ("x: int = f'{a + 1} w'", {"x: int = f'{a - 1} w'", "x: int = f'{a + 2} w'", "x: int = f'{a + 0} w'"}),
         ("assert a < b", set()),
