@@ -85,7 +85,8 @@ def check(pool: Pool, parallel: dict[str, Any], precision: str, *, training: boo
 @pytest.mark.parametrize("training", [False, *wide(True)])
 @pytest.mark.parametrize("parallel", [{"tp": 2, "pp": 2}, *wide(*LAYOUTS)], ids=str)
 def test_each_target_is_scored_once_and_as_on_one_process(pool: Pool, parallel: dict[str, Any], training: bool) -> None:
-    check(pool, parallel, "fp32", training=training, tolerance=5e-6)  # because: the last bits of fp32 losses of up to 8 differ by processor
+    # because: the last bits of fp32 losses of up to 8 differ by processor
+    check(pool, parallel, "fp32", training=training, tolerance=5e-6)
 
 
 def scored_and_generated(parallel: dict[str, Any], name: str, batch_size: int) -> dict[str, Any]:
