@@ -229,6 +229,8 @@ def _write(found: list[dict[str, Any]], mutants: dict[str, Mutant]) -> None:
         return
     known = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
     for name, entry in by.items():
+        if entry["by"] is None and entry["suite"] == "fast" and known.get(name, entry)["suite"] == "wide":
+            continue
         known[name] = {key: entry[key] for key in ("by", "suite", "seconds")}
     every = every_mutant()
     NOTICED.write_text(json.dumps({name: known[name] for name in sorted(known) if name in every}, indent=1) + "\n")
