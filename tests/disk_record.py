@@ -40,7 +40,7 @@ Inode = tuple[int, int]
 
 
 class DiskRecord:
-    """What a power cut would leave of the folder `root`, and in `faults` what was asked of the system too early."""
+    """Record of what a power cut would leave of the folder `root`; `faults` lists what was asked too early."""
 
     def __init__(self, patch: pytest.MonkeyPatch, root: Path) -> None:
         self.root, self.faults = root, list[str]()

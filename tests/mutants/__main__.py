@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.mutants import record
 from tests.mutants.copies import Copy, adopt_orphans
-from tests.mutants.draw import Drawn, draw, room_of
+from tests.mutants.draw import Drawn, draw, room_of, rooms_with_code
 from tests.mutants.judged import judged_as_nothing
 from tests.mutants.measure import candidates, in_order, measure, measure_real, own_tests
 from tests.mutants.mutant import ROOT, DoesNotApplyError, Mutant, every_mutant, room_names
@@ -76,12 +76,13 @@ def main() -> int:
 
 def _asked(given: argparse.Namespace) -> dict[str, Mutant]:
     rooms: list[str] = given.room or []
+    known = sorted(rooms_with_code()) if given.drawn else room_names()
+    if unknown := sorted({*rooms} - {*known}):
+        raise SystemExit(f"There is no room {unknown[0]}: {', '.join(known)}.")
     if given.drawn:
         drawn = [mutant for room in rooms or [""] for mutant in draw(given.drawn, given.count, room)]
         named: dict[str, Mutant] = {f"{room_of(mutant.file)}/{mutant.name}": mutant for mutant in drawn}
     else:
-        if unknown := sorted({*rooms} - {*room_names()}):
-            raise SystemExit(f"There is no room {unknown[0]}: {', '.join(room_names())}.")
         named = {name: mutant for name, mutant in every_mutant().items() if not rooms or name.split("/")[0] in rooms}
     return {name: mutant for name, mutant in named.items() if not given.mutant or name in given.mutant}
 

@@ -203,7 +203,6 @@ class Copy:
             failed, told.durations, seconds, len(loaded.read_text().splitlines()) if loaded.exists() else 0, last
         )
 
-
     def _is_overdue(self, usual_s: Mapping[str, float]) -> bool:
         told = plugin.read(self.notes) if usual_s else plugin.Told()
         allowed_s = SLOWER_S + SLOWER * usual_s.get(told.running, float("inf"))

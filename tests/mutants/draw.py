@@ -140,11 +140,11 @@ def _statements_of(file: str, text: str) -> list[Statement]:
 def lines_of_cpp(text: str) -> list[Statement]:
     """Return the lines of C++ that some slip can change."""
     found, begin, is_comment = [], 0, False
-    for number, line in enumerate(text.splitlines(), 1):
+    for line in text.splitlines():
         code = line.partition("//")[0].rstrip()
         is_comment = (is_comment or "/*" in code) and "*/" not in code
         if code and not is_comment and not code.lstrip().startswith(_NO_STATEMENT):
-            statement = Statement("", begin, begin + len(code), number, 0)
+            statement = Statement("", begin, begin + len(code))
             for kind, slips in _SLIPS.items():
                 for pattern, other in slips.items():
                     for match in re.finditer(pattern, code):

@@ -25,7 +25,7 @@ DATA = (".yaml", ".sh")
 
 @dataclass(frozen=True)
 class Numbering:
-    """Each file's first number, and the keys of its statements in the order of their numbers."""
+    """Numbers of the statements of all files: each file has its first, and the keys of its statements in order."""
 
     files: dict[str, tuple[int, list[str]]]
 
@@ -132,7 +132,7 @@ def through_lines(file: str, lines: set[int]) -> dict[str, list[str]]:
     for line in lines:
         if any(line in function for function in functions):
             before = [place for place in places if place[0] <= line] or places[:1]
-            keys.append(_keys_of(file)[before[-1]])
+            keys += [_keys_of(file)[place] for place in before[-1:]]
         else:
             outside.add(line)
     found = users_of_names(_names_bound_at(text, outside))

@@ -46,7 +46,7 @@ KEY = re.compile(r"[A-Za-z_][\w./-]*")
 
 @dataclass(frozen=True)
 class Change:
-    """One slip: the text between two places of a file becomes another."""
+    """Replacement of the text between two places of a file, as a slip would make it."""
 
     kind: str
     begin: int
@@ -61,8 +61,6 @@ class Statement:
     function: str  # "Class.method", or "" outside of functions
     begin: int
     end: int
-    line: int
-    column: int
     changes: list[Change] = field(default_factory=list)
 
 
@@ -128,7 +126,7 @@ class _Module:
                     if each.annotation is not None
                 })  # fmt: skip
             begin, end = self._span(node)
-            here = Statement(name, begin, end, node.lineno, node.col_offset)
+            here = Statement(name, begin, end)
             here.changes += self._of_expressions(node, inside, fields)
             if name and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 here.changes += self._of_statement(block, index)
@@ -167,18 +165,15 @@ class _Module:
                     if isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE) and len(node.ops) == 1:
                         yield from self._moved(node.comparators[0])
                 case ast.BinOp():
-                    if not isinstance(node.left, ast.Constant | ast.JoinedStr) or not isinstance(
-                        getattr(node.left, "value", None), str | list
-                    ):
+                    if not (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)):
                         yield from self._token("operator", node.left, node.right, OPERATORS)
                 case ast.BoolOp():
                     for left, right in pairwise(node.values):
                         yield from self._token("and or or", left, right, {"and": "or", "or": "and"})
-                    for position, value in enumerate(node.values):
+                    for position in range(len(node.values)):
                         rest = [self._in_brackets(v) for k, v in enumerate(node.values) if k != position]
                         joined = (" and " if isinstance(node.op, ast.And) else " or ").join(rest)
-                        if isinstance(value, ast.expr):
-                            yield Change("condition left out", begin, end, f"({joined})")
+                        yield Change("condition left out", begin, end, f"({joined})")
                 case ast.UnaryOp(op=ast.Not()):
                     yield Change("not", begin, end, f"({self._said(node.operand)})")
                 case ast.UnaryOp(op=ast.USub()) if not isinstance(node.operand, ast.Constant):
@@ -292,7 +287,7 @@ class _Module:
         for position, keyword in enumerate(arguments):
             if isinstance(keyword, ast.keyword) and keyword.arg not in (None, *SILENT):
                 yield self._left_out("argument left out", arguments, position)
-        if len(node.args) > 1 and not node.keywords and isinstance(node.args[-1], ast.expr) and name not in FUNCTIONS:
+        if len(node.args) > 1 and not node.keywords and name not in FUNCTIONS:
             yield self._left_out("argument left out", arguments, len(arguments) - 1)
 
     def _left_out(self, kind: str, items: Sequence[ast.expr | ast.keyword], position: int) -> Change:

@@ -30,7 +30,7 @@ _HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 @dataclass(frozen=True)
 class RealMistake:
-    """A commit undone: what its files become, and the tests that came with it, by file and function."""
+    """A commit undone: what its files become, and the names of the tests that came with it."""
 
     commit: str
     message: str

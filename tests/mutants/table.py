@@ -39,24 +39,19 @@ def table(found: list[dict[str, Any]], mutants: dict[str, Mutant]) -> str:
 
 def table_of_draw(found: list[dict[str, Any]], mutants: dict[str, Mutant], nothing: set[str]) -> str:
     """Return lines of text: of each room, group of rooms and all, what was drawn and by which tests it was noticed."""
-    by: dict[str, set[str]] = defaultdict(set)
-    measured: dict[str, set[str]] = defaultdict(set)
-    noticed_by: dict[str, set[str]] = defaultdict(set)
+    by: dict[str, dict[str, str | None]] = defaultdict(dict)  # mutant -> suite -> the test that noticed it
     for entry in found:
-        measured[entry["mutant"]].add(entry["suite"])
-        if entry["by"]:
-            by[entry["mutant"]].add(entry["suite"])
-            noticed_by[entry["mutant"]].add(entry["by"])
+        by[entry["mutant"]][entry["suite"]] = entry["by"]
     rows: dict[str, list[int]] = {}
     for name, mutant in mutants.items():
         room = name.partition("/")[0]
         for row in (room, f"= {group_of(room)}", "= all"):
             counts = rows.setdefault(row, [0] * 5)
             counts[0] += 1
-            if mutant.name in nothing or COMPILER in noticed_by[name]:
+            if mutant.name in nothing or COMPILER in by[name].values():
                 counts[1] += 1
-            elif name in measured:
-                counts[2 if "fast" in by[name] else 3 if by[name] else 4] += 1
+            elif by[name]:
+                counts[2 if by[name].get("fast") else 3 if any(by[name].values()) else 4] += 1
     heads = f"{'room':<16}{'drawn':>6}{'nothing':>9}{'fast':>6}{'wide':>6}{'none':>6}{'noticed':>9}   95%"
     lines = [heads]
     for row in sorted(rows, key=lambda row: (row.startswith("="), row == "= all", row)):

@@ -245,22 +245,4 @@ MUTANTS = [
         breaks="A merge, which holds sums in float64 beside what it reads, takes more memory than --max-memory allows.",
         only_for="merges with many workers under a tight --max-memory",
     ),
-    Mutant(
-        name="renamed_before_its_folder_is_synced",
-        file="lmtrain/checkpoint/save/commit.py",
-        function="commit_checkpoint",
-        old="    fsync_dir(attempt)\n",
-        new="",
-        breaks="The checkpoint has its name before the names of its files are on the disk: files can be missing in it.",
-        only_for="a machine that loses its power soon after a save",
-    ),
-    Mutant(
-        name="removed_under_its_own_name",
-        file="lmtrain/checkpoint/find_and_prune.py",
-        function="prune_checkpoints",
-        old="            fsync_dir(folder)\n",
-        new="",
-        breaks="Half of an old checkpoint can have a checkpoint's name, and a run that goes back to it is refused.",
-        only_for="a machine that loses its power while an old checkpoint is removed",
-    ),
 ]

@@ -183,13 +183,4 @@ MUTANTS = [
         breaks="The dataset is finished and its P.rejects.jsonl can be empty.",
         only_for="a machine that loses its power soon after `lmtrain preprocess --on-error quarantine`",
     ),
-    Mutant(
-        name="a_download_is_named_unsynced",
-        file="data_tools/corpora/download.py",
-        function="_move_into_place",
-        old="        fsync_file(partial)\n",
-        new="",
-        breaks="A verified file can be empty, and the next `lmtrain corpus get` refuses it as another file.",
-        only_for="a machine that loses its power soon after a download",
-    ),
 ]

@@ -31,7 +31,7 @@ def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Req
 
 
 def test_the_checksum_by_which_ranks_compare_texts_is_of_all_that_decides_a_batch() -> None:
-    """Each field of the last request in turn is another, or the requests are in another order, or fewer."""
+    """Change one field of the last request after the other, the order of requests, and their number."""
     plain = requests_of([3, 5, 4], [1, 2, 2])
     masked = MaskedRequest(np.arange(6), 2, 3, places=np.array([0, 2]), segments=np.array([0, 0, 1, 1]))
     changes: list[dict[str, Any]] = [{"tokens": np.arange(1, 7)}, {"num_scored": 1}, {"tokens": np.arange(7)}]

@@ -71,7 +71,7 @@ def large_decoders(count: int) -> Iterator[PlannedRun]:
 
 
 def test_what_lasts_is_what_the_ranks_of_a_stage_are_counted_to() -> None:
-    """Of any schedule, cut, precision and ZeRO level, with one table, two or a copy; buffers of groups as well."""
+    """Compare drawn runs of any schedule, cut, precision and ZeRO level, with one table, two or a copy."""
     for run in large_decoders(70):
         cases = stack_cases([build_case(run, hardware_named("a100_80gb", CONF))])
         layout, is_folded = run.parallel.layout, run.parallel.schedule == "zb_v"
@@ -92,8 +92,7 @@ def test_what_lasts_is_what_the_ranks_of_a_stage_are_counted_to() -> None:
 @pytest.mark.parametrize("pp", [2, 3, 4, 7])
 @pytest.mark.parametrize(("schedule", "vp"), SCHEDULES)
 def test_microbatches_in_flight_are_those_of_the_schedules_table(schedule: str, vp: int, pp: int) -> None:
-    """Of steps shorter than the pipeline and longer, whatever a half weighs; a short step of zb_v holds less than said.
-    """
+    """Compare steps shorter than the pipeline and longer, but for short ones of zb_v, which hold less than is said."""
     places = {FIRST: [0], MIDDLE: range(1, pp - 1), LAST: [pp - 1]}
     short = {"interleaved": [pp], "zb_v": []}.get(schedule, [1, pp - 1, pp])
     for num in (*short, 2 * pp + (schedule == "interleaved"), 4 * pp):

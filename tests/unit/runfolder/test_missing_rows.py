@@ -46,7 +46,7 @@ By = dict[tuple[str, int, str], Row]  # by event, step that it is about, and nam
 
 
 class History:
-    """What a run has done by step, and the metrics.jsonl in `folder` that it has left of it."""
+    """History of a drawn run by step, and the metrics.jsonl in `folder` that the run has left of it."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.draw, self.folder = random.Random(seed), folder

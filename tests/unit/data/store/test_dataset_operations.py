@@ -163,7 +163,7 @@ def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str
 
 @pytest.mark.parametrize("copying", ["merge", "split"])
 def test_damage_is_not_copied_from_a_dataset_that_is_older_than_blocks(tmp_path: Path, copying: str) -> None:
-    """Its sidecar has a checksum of the whole, which alone can tell."""
+    """Only the checksum of the whole file in its sidecar can tell."""
     write(tmp_path / "a", LENGTHS)
     write(tmp_path / "b", [4, 0, 6])
     sidecar = tmp_path / "a.json"

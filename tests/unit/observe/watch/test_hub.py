@@ -146,7 +146,7 @@ def test_times_that_are_none(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("value", [None, "x", [1], {"a": 1}, float("inf"), float("nan"), 1 << 2000], ids=type)
 def test_a_beat_that_is_none_changes_nothing(hub: Hub, value: object) -> None:
-    """Each field in turn has a value that a rank never sends; where it can be read all the same, it is of its type."""
+    """Damage one field of a heartbeat after the other; what can be read all the same is of its type."""
     hub.handle_message(1, beat())
     types = {key: type(each) for key, each in vars(hub.rows[1]).items()}
     for key in (*beat()["beat"], "way"):
