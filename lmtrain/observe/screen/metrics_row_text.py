@@ -134,8 +134,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not finite:
         return " " * width
     low, high = min(finite), max(finite)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((m - low) * scale)] if math.isfinite(m) else " " for m in means)
+    # because: all bars by a range of 1e-310 are infinite, and a share of the range never is
+    span = high - low or 1.0
+    return "".join(_BARS[round((m - low) / span * (len(_BARS) - 1))] if math.isfinite(m) else " " for m in means)
 
 
 def format_flops(value: float) -> str:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -121,6 +121,7 @@ def test_a_clock_has_whole_seconds() -> None:
     assert [format_clock(value) for value in (0.4, 59.99, 61.7, 3725)] == ["0s", "59s", "1m01s", "1h02m"]
 
 
+@example(values=[0.0, 1e-310], width=2)
 @given(values=st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=60), width=st.integers(0, 40))
 def test_a_sparkline_is_never_wider_than_asked(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) == min(width, len(values))
