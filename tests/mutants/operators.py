@@ -167,6 +167,8 @@ class _Module:
                 case ast.BinOp():
                     if not (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)):
                         yield from self._token("operator", node.left, node.right, OPERATORS)
+                        for operand in (node.left, node.right):
+                            yield Change("operand left out", begin, end, self._in_brackets(operand))
                 case ast.BoolOp():
                     for left, right in pairwise(node.values):
                         yield from self._token("and or or", left, right, {"and": "or", "or": "and"})
@@ -180,6 +182,8 @@ class _Module:
                     yield Change("operator", begin, end, f"({self._said(node.operand)})")
                 case ast.IfExp():
                     yield Change("not", *self._span(node.test), f"not ({self._said(node.test)})")
+                    for choice in (node.body, node.orelse):
+                        yield Change("choice left out", begin, end, f"({self._said(choice)})")
                 case ast.Constant():
                     yield from self._constant(node, begin, end)
                 case ast.Call():
@@ -275,6 +279,9 @@ class _Module:
                 yield Change("call left out", begin, end, self._in_brackets(node.func.value))
             elif plain:
                 yield Change("call left out", begin, end, self._in_brackets(plain[0]))
+        if name in ("min", "max", "minimum", "maximum") and len(plain) == 2:
+            for argument in plain:
+                yield Change("operand left out", begin, end, f"({self._said(argument)})")
         for left, right in pairwise(plain if name not in SYMMETRIC else ()):
             one, other = self._said(left), self._said(right)
             first, last = self._span(left)[0], self._span(right)[1]

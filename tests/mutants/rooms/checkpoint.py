@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="room_for_rank_0_alone",
-        file="lmtrain/checkpoint/save/commit.py",
-        function="save_checkpoint",
-        old="need_bytes = sum(num_bytes for num_bytes, _ in sizes.all_numbers)",
-        new="need_bytes = num_bytes",
-        breaks="A save is begun on a disk that has room for one process's share only; it fails when the disk is full "
-        "instead of being refused before a byte is written.",
-        only_for="several processes on a disk that is nearly full",
-    ),
-    Mutant(
         name="peers_of_a_failure_have_another_exit_code",
         file="lmtrain/runtime/processes/succeed_on_all_ranks_or_none.py",
         function="collective_phase",
@@ -22,15 +12,6 @@ MUTANTS = [
         breaks="A failed save that the run is to survive ends the ranks on which it did not fail, and the wrong exit "
         "code comes out.",
         only_for="several processes where one of them cannot write",
-    ),
-    Mutant(
-        name="rest_of_a_short_write_goes_to_the_beginning",
-        file="lmtrain/checkpoint/disk/block_hashed_file.py",
-        function="HashedWriter._hash_and_write",
-        old="os.pwrite(fd, unwritten, start + len(block) - len(unwritten))",
-        new="os.pwrite(fd, unwritten, start)",
-        breaks="The block on disk is not what was hashed: the save succeeds and the checkpoint cannot be read.",
-        only_for="writes of which the system takes a part only",
     ),
     Mutant(
         name="a_last_block_of_no_bytes",
@@ -50,34 +31,6 @@ MUTANTS = [
         only_for="files whose size is a multiple of 4 MiB to the byte, and empty ones",
     ),
     Mutant(
-        name="strides_of_the_target_for_those_of_the_file",
-        file="lmtrain/checkpoint/disk/safetensors_file.py",
-        function="_read_strided",
-        old="first + at * strides[axis]",
-        new="first + at * part.strides[axis]",
-        breaks="All but the first rows of the part come from wrong places of the tensor: wrong weights, each verified.",
-        only_for="columns of a tensor (another tp, dp_shard) that lie across more than 4 MiB of the file",
-    ),
-    Mutant(
-        name="converted_parts_begin_at_the_first_row",
-        file="lmtrain/checkpoint/tensor_reader.py",
-        function="_split_rows",
-        old="Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape))",
-        new="Box((first, *box.offset[1:]), tuple(part.shape))",
-        breaks="Every rank but the first of a cut gets the first one's rows.",
-        only_for="tensors cut by rows that are read onto a GPU or rounded on the way, as bf16 evaluation at tp=2 does",
-    ),
-    Mutant(
-        name="damaged_checkpoints_count_for_keep_last",
-        file="lmtrain/checkpoint/find_and_prune.py",
-        function="prune_checkpoints",
-        old="for path in list_checkpoints(folder)}",
-        new="for path in _step_folders(folder)}",
-        breaks="A checkpoint without a readable manifest takes the place of a good one among those that stay, or is "
-        "removed before anybody has looked into the damage.",
-        only_for="folders that hold a checkpoint with a damaged manifest",
-    ),
-    Mutant(
         name="a_later_equal_takes_the_place_of_the_best",
         file="lmtrain/checkpoint/find_and_prune.py",
         function="rank_checkpoints",
@@ -86,54 +39,6 @@ MUTANTS = [
         breaks="Of checkpoints that are equally good the latest is kept and given out as RUN@best, and the one that "
         "was best first is removed.",
         only_for="two checkpoints with exactly the same measure, such as an accuracy",
-    ),
-    Mutant(
-        name="difference_of_the_last_part_alone",
-        file="lmtrain/checkpoint/compare_or_verify_checkpoints.py",
-        function="_compare_values",
-        old="largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))",
-        new="largest = float(np.where(np.isnan(gaps), math.inf, gaps).max())",
-        breaks="The largest difference that is told of a tensor is that of its last part that differs, and the larger "
-        "one before it stays unsaid.",
-        only_for="tensors of more than 4,194,304 numbers",
-    ),
-    Mutant(
-        name="verify_leaves_broken_checkpoints_out",
-        file="lmtrain/checkpoint/compare_or_verify_checkpoints.py",
-        function="verify_checkpoints",
-        old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve_checkpoint(path)]",
-        new="list_checkpoints(folder) or [resolve_checkpoint(path)]",
-        breaks="`lmtrain verify RUN` says that all is well and exits with 0 although a checkpoint has no readable "
-        "manifest.",
-        only_for="a run's folder in which another checkpoint is whole",
-    ),
-    Mutant(
-        name="a_torn_line_of_the_journal_stays",
-        file="lmtrain/checkpoint/reshard/reshard_tensors.py",
-        function="Attempt._resume_or_start",
-        old="            self.journal.trim()\n            self._keep_intact_blocks(done)\n",
-        new="            self._keep_intact_blocks(done)\n",
-        breaks="The next line is written behind the torn one, so the journal cannot be read any more and a third "
-        "attempt copies everything from the beginning.",
-        only_for="a reshard that is killed amid a line of its journal, and once more later",
-    ),
-    Mutant(
-        name="each_worker_takes_all_the_memory",
-        file="lmtrain/checkpoint/reshard/write_target_files.py",
-        function="Limits.part_bytes",
-        old="rest = (self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES) // self.workers",
-        new="rest = self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES",
-        breaks="A reshard takes more memory than --max-memory allows.",
-        only_for="several workers under a tight --max-memory",
-    ),
-    Mutant(
-        name="the_checkpoint_that_is_being_written_needs_no_room",
-        file="lmtrain/checkpoint/checkpoint_settings.py",
-        function="num_on_disk",
-        old="min(num_saves, keep_last + 1)",
-        new="min(num_saves, keep_last)",
-        breaks="A run on a disk with room for checkpoint.keep_last checkpoints begins, and all saves after these fail.",
-        only_for="disks with room for keep_last checkpoints and not for one more",
     ),
     Mutant(
         name="a_save_at_the_end_that_stays_is_counted_twice",
@@ -171,15 +76,6 @@ MUTANTS = [
         breaks="The checkpoint that was named last gives the step, the moments and the data position, and the shares "
         "of a decay go to the wrong checkpoints.",
         only_for="checkpoints that are not named from the oldest to the newest",
-    ),
-    Mutant(
-        name="kept_moments_lose_their_count",
-        file="lmtrain/checkpoint/merge/average_checkpoint_contents.py",
-        function="MergedContents.state",
-        old="(set() if self.keeps_moments else {\"optimizer\"})",
-        new="{\"optimizer\"}",
-        breaks="The moments are in the merged checkpoint and Adam's count of updates is not, so no run can resume from "
-        "it.",
     ),
     Mutant(
         name="the_average_of_the_newest_is_taken_for_that_of_the_merge",

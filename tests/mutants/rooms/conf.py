@@ -99,13 +99,4 @@ MUTANTS = [
         breaks="The learning rate ends at a tenth of its peak, and not at 0 as documented.",
         only_for="schedule=linear",
     ),
-    Mutant(
-        name="limit_of_predictions_saves_nothing",
-        file="lmtrain/data/data_settings.py",
-        function="MaskedSettings.scored_share",
-        old="return min(self.mask_share, (self.max_predictions or seq_len) / seq_len)",
-        new="return self.mask_share",
-        breaks="FLOPs, MFU and the planned memory of logits count more scored tokens than there are.",
-        only_for="data.max_predictions below the share of a sequence that is masked, such as 20 of 512 tokens",
-    ),
 ]

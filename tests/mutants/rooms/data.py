@@ -52,15 +52,6 @@ MUTANTS = [
         only_for="blends of which data.split holds documents out",
     ),
     Mutant(
-        name="shares_are_shown_in_the_order_of_the_list",
-        file="lmtrain/data/training_data_by_source.py",
-        function="shown_sources",
-        old="key=lambda index: -float(sources[index].share)",
-        new="key=lambda index: index",
-        breaks="Of many datasets those that stand first are shown, however small, and the largest are in the rest.",
-        only_for="blends of more than nine datasets",
-    ),
-    Mutant(
         name="megatron_split_counts_documents",
         file="lmtrain/data/cut_datasets_into_samples.py",
         function="DatasetBuilder.split_ranges",
@@ -71,62 +62,6 @@ MUTANTS = [
         only_for="data.order=megatron over running text in a dataset with several sequences a document",
     ),
     Mutant(
-        name="border_behind_the_share",
-        file="lmtrain/data/store/document_boundaries.py",
-        function="split_tokens",
-        old="bound = after if map_.start(after) - target <= target - map_.start(after - 1) else after - 1",
-        new="bound = after - 1",
-        breaks="A long last document goes to validation whole, which then takes a quarter of the text and not 2%.",
-        only_for="datasets whose last document is long",
-    ),
-    Mutant(
-        name="second_window_counts_rows",
-        file="lmtrain/data/samples/packing.py",
-        function="_pack",
-        old="num_stretches += len(sizes)",
-        new="num_stretches += len(counts)",
-        breaks="From the second million documents on a row points to other stretches: some documents are read twice "
-        "and the last ones never.",
-        only_for="packing=best_fit with more than 2**20 documents",
-    ),
-    Mutant(
-        name="a_token_too_many_before_the_last_epoch",
-        file="lmtrain/data/samples/megatron_sample_order.py",
-        function="Epochs.before_last",
-        old="((self.num_epochs - 1) * self.tokens - 1) // self.seq_len",
-        new="(self.num_epochs - 1) * self.tokens // self.seq_len",
-        breaks="One sample of the last epoch is shuffled among those before it: the order is not Megatron-LM's.",
-        only_for="several epochs whose tokens are a whole multiple of seq_len",
-    ),
-    Mutant(
-        name="short_ratio_rounded_down",
-        file="lmtrain/data/samples/group_sentences_into_samples.py",
-        function="build_megatron_map",
-        old="int(1 / short_share + 0.5)",
-        new="int(1 / short_share)",
-        breaks="One sample in six is short where Megatron-LM makes one in seven, and all samples are other ones.",
-        only_for="order=megatron with a short_share such as 0.15, whose inverse is nearer to the next whole number",
-    ),
-    Mutant(
-        name="a_batch_is_of_one_epoch",
-        file="lmtrain/data/samples/masked_language_samples.py",
-        function="ContinuingOrder.ids",
-        old="epochs = np.arange(first, first + count) // self.num_samples",
-        new="epochs = first // self.num_samples",
-        breaks="The first samples of a new epoch keep the numbers of the old one, so that they are masked once more as "
-        "they were before and not anew.",
-        only_for="masked data, in a global batch that crosses from one epoch into the next",
-    ),
-    Mutant(
-        name="lengths_and_masks_share_a_seed",
-        file="lmtrain/data/samples/masked_language_samples.py",
-        function="MaskedDataset._get_sample_map",
-        old='derive_seed(seed, "sentence pairs")',
-        new='derive_seed(seed, "masks")',
-        breaks="The length of the sample that begins at sentence n and the masks of sample n come from the same "
-        "random numbers; all samples of a seed are other ones, so a run that is resumed goes on with other data.",
-    ),
-    Mutant(
         name="index_gets_its_name_first",
         file="lmtrain/data/store/dataset_writer.py",
         function="publish",
@@ -135,16 +70,6 @@ MUTANTS = [
         breaks="A dataset that was killed while its files were renamed looks finished by its .idx; the next run finds "
         "nothing left to do and throws the tokens away.",
         only_for="a process that is killed in the middle of renaming",
-    ),
-    Mutant(
-        name="document_index_begins_anew",
-        file="lmtrain/data/store/dataset_writer.py",
-        function="DatasetSpool._write_index",
-        old='ends = at + np.cumsum(np.frombuffer(data, "<i8"))',
-        new='ends = np.cumsum(np.frombuffer(data, "<i8"))',
-        breaks="Behind the first 524,288 documents the document index begins at 0 again, and the finished dataset "
-        "cannot be opened.",
-        only_for="datasets of more than 524,288 documents",
     ),
     Mutant(
         name="unknown_bytes_added_up",
@@ -166,15 +91,6 @@ MUTANTS = [
         only_for="data=blend",
     ),
     Mutant(
-        name="negative_id_named_as_the_highest",
-        file="lmtrain/data/samples/causal_language_samples.py",
-        function="check_ids",
-        old="{low if low < 0 else high}",
-        new="{high}",
-        breaks="The message about a negative id names another id of the batch, which is in the vocabulary.",
-        only_for="damaged datasets of signed ids",
-    ),
-    Mutant(
         name="a_stream_begins_anew_in_each_mixture",
         file="lmtrain/data/resume_position_by_source.py",
         function="DataHistory.begin",
@@ -185,16 +101,6 @@ MUTANTS = [
         only_for="stages whose mixture shares a dataset with an earlier one",
     ),
     Mutant(
-        name="streams_that_join_are_seeded_by_their_place",
-        file="lmtrain/data/resume_position_by_source.py",
-        function="DataHistory.begin",
-        old="StreamState(_later_seed(run_seed, key) if self.streams else first_seed)",
-        new="StreamState(first_seed)",
-        breaks="A dataset that joins later is read in the order of the dataset which had its place in the first "
-        "stage, and the order depends on the place in the list.",
-        only_for="stages with a dataset, length or packing that is new in the run",
-    ),
-    Mutant(
         name="a_restart_is_ignored",
         file="lmtrain/data/resume_position_by_source.py",
         function="DataHistory.begin",
@@ -202,35 +108,6 @@ MUTANTS = [
         new="            elif restart and not self.streams:\n",
         breaks="restart: true of an entry is accepted and has no effect.",
         only_for="stages that restart a dataset",
-    ),
-    Mutant(
-        name="the_count_of_a_blend_goes_on_into_the_next",
-        file="lmtrain/data/resume_position_by_source.py",
-        function="MixtureOrder.ids",
-        old="first - self.history.origin + self.history.skipped",
-        new="first + self.history.skipped",
-        breaks="A stage with a blend of its own begins in the middle of that blend's schedule and skips samples of "
-        "each of its datasets.",
-        only_for="stages after the first whose blend is another",
-    ),
-    Mutant(
-        name="sources_validated_on_are_forgotten_after_a_stage",
-        file="lmtrain/data/resume_position_by_source.py",
-        function="HeldOut.joined",
-        old="self.validated | other.validated",
-        new="other.validated",
-        breaks="A dataset that an earlier stage validated on is trained on by the stage after the next, without a "
-        "word.",
-        only_for="runs of three stages or more",
-    ),
-    Mutant(
-        name="documents_that_an_earlier_stage_held_out_are_trained_on",
-        file="lmtrain/data/cut_datasets_into_samples.py",
-        function="DatasetBuilder.training_range",
-        old="min(documents.stop, self.held_out_before.documents.get(content, documents.stop))",
-        new="documents.stop",
-        breaks="A stage with a smaller share for validation trains on documents that the run has been validated on.",
-        only_for="stages whose data.split differs",
     ),
     Mutant(
         name="a_blend_of_one_dataset_has_the_seed_of_a_dataset",

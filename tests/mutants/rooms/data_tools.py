@@ -4,25 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="evaluation_text_not_composed",
-        file="data_tools/corpus/copies/decontaminate.py",
-        function="read_passages",
-        old='_hash_text(unicodedata.normalize("NFC", text))',
-        new="_hash_text(text)",
-        breaks="Evaluation texts whose accents are written apart are never found, and are trained on.",
-        only_for="evaluation files in decomposed Unicode (NFD), as macOS writes them",
-    ),
-    Mutant(
-        name="old_near_copies_stay_marked",
-        file="data_tools/corpus/copies/dedupe.py",
-        function="mark_exact",
-        old="(folder / NEAR_FILE).unlink(missing_ok=True)",
-        new="(folder / PAIRS).unlink(missing_ok=True)",
-        breaks="The near copies that an earlier pass had marked are still left out, though they were marked beside "
-        "other exact copies or for other files.",
-        only_for="a --work folder that is used a second time, when `drop` follows before `join` has run again",
-    ),
-    Mutant(
         name="batch_border_between_copies",
         file="data_tools/corpus/copies/dedupe.py",
         function="mark_exact",
@@ -39,15 +20,6 @@ MUTANTS = [
         new="if not document_id else",
         breaks="Texts with the id 0 are split by their text, so that parts of one source come to train and to test.",
         only_for="--by id, where an id is 0 or an empty string",
-    ),
-    Mutant(
-        name="every_part_counts_bad_lines",
-        file="data_tools/corpus/split_sample_shuffle.py",
-        function="shuffle",
-        old="drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None",
-        new="drop_bad = tally.drop_bad",
-        breaks="The merged report counts each bad line once for every part, and so many documents too many.",
-        only_for="shuffling in parts with --on-error skip and bad lines in the input",
     ),
     Mutant(
         name="parts_removed_before_the_whole_stands",
@@ -91,16 +63,6 @@ MUTANTS = [
         only_for="the second key and those behind it, with several keys and several shards",
     ),
     Mutant(
-        name="filtered_texts_keep_their_bytes",
-        file="data_tools/preprocess/preprocess_pipeline.py",
-        function="TokenizeWorker._filter_lengths",
-        old="batch.num_text_bytes - removed_batch.num_text_bytes",
-        new="batch.num_text_bytes",
-        breaks="The bytes of documents that were left out are counted as if they were in the dataset, so bytes per "
-        "token and all measures per byte are wrong.",
-        only_for="--min-tokens or --max-tokens",
-    ),
-    Mutant(
         name="lines_counted_from_the_resume",
         file="data_tools/preprocess/preprocess_pipeline.py",
         function="_tokenize_portions",
@@ -118,16 +80,6 @@ MUTANTS = [
         breaks="Reading ends after the first of the streams of which an archive is made; the rest of the text is "
         "missing, and nothing says so.",
         only_for=".bz2 and .xz files of several streams, such as pbzip2's and Wikipedia's multistream dumps",
-    ),
-    Mutant(
-        name="line_behind_a_full_slice",
-        file="data_tools/read/cut_files_into_chunks.py",
-        function="read_lines",
-        old='data.find(b"\\n", stop - 1 - base)',
-        new='data.find(b"\\n", stop - base)',
-        breaks="The line that begins where a slice ends is read with both slices: a document stands in the dataset "
-        "twice.",
-        only_for="plain .jsonl files in which a line ends exactly with a slice of 4 MiB (or of a part)",
     ),
     Mutant(
         name="longest_document_in_characters",
@@ -155,24 +107,6 @@ MUTANTS = [
         new="if was[name][0] != now[name][0]:",
         breaks="A run goes on with the old text after letters of its file were replaced by as many others.",
         only_for="a resumed run of data.text whose text has changed and kept its size",
-    ),
-    Mutant(
-        name="an_end_of_a_paragraph_between_two_reads_is_missed",
-        file="data_tools/read/cut_files_into_chunks.py",
-        function="_cut_documents",
-        old="searched = max(len(pending) - overlap, num_complete)",
-        new="searched = max(len(pending), num_complete)",
-        breaks="Slices grow beyond their size, and a text of short paragraphs can be refused as one long document.",
-        only_for="--split blank-line, where one blank line lies on the border of two reads of a MiB",
-    ),
-    Mutant(
-        name="the_order_of_texts_does_not_count",
-        file="data_tools/preprocess/tokenizer_and_dataset_from_text.py",
-        function="_first_change",
-        old='return None if old.get("order") == new.get("order") else "its files were in another order then"',
-        new="return None",
-        breaks="A run of several texts goes on when they are given in another order, on a dataset in the old one.",
-        only_for="a resumed run of data.text=[b,a] that was begun with [a,b]",
     ),
     Mutant(
         name="bad_lines_are_named_unsynced",

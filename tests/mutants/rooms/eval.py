@@ -30,32 +30,6 @@ MUTANTS = [
         breaks="Intervals and comparisons rest on 50 resamples, each twenty times, while the result says 1000.",
     ),
     Mutant(
-        name="ninety_percent_under_the_name_of_ninety_five",
-        file="lmtrain/eval/statistics.py",
-        function="middle_interval",
-        old="edge = (1 - LEVEL) / 2",
-        new="edge = 1 - LEVEL",
-        breaks="What is called a 95% interval encloses 90%, so differences are called clear that may be chance.",
-    ),
-    Mutant(
-        name="the_question_itself_is_shown_with_its_answer",
-        file="lmtrain/eval/tasks/choice.py",
-        function="Shots.text_before",
-        old="islice((row for row in self.rows if _question_key(row) != _question_key(question)), self.count)",
-        new="islice(self.rows, self.count)",
-        breaks="Questions have their own right answer shown before them, and the accuracy comes out too high.",
-        only_for="a shots_file that holds questions which are also asked, the first ones of it",
-    ),
-    Mutant(
-        name="long_rows_lose_one_token_too_many",
-        file="lmtrain/eval/tasks/choice.py",
-        function="Choice.prepare",
-        old="tokens = np.array(ids[-(options.seq_len + 1) :], np.int64)",
-        new="tokens = np.array(ids[-options.seq_len :], np.int64)",
-        breaks="The model is fed one token of context less than it sees, so scores differ from the protocol's.",
-        only_for="rows of more than seq_len tokens",
-    ),
-    Mutant(
         name="wikihow_rows_keep_their_brackets",
         file="lmtrain/eval/tasks/hellaswag.yaml",
         function="",
@@ -84,15 +58,6 @@ MUTANTS = [
         breaks="--top-p is measured on the whole vocabulary and not on what --top-k has left, so tokens are drawn that "
         "should be out.",
         only_for="generation with both --top-k and --top-p",
-    ),
-    Mutant(
-        name="answers_of_another_precision_are_taken",
-        file="lmtrain/eval/resume_journal.py",
-        function="model_identity",
-        old='return "\\0".join([digest.hexdigest(), *computation])',
-        new="return digest.hexdigest()",
-        breaks="The result mixes answers of two precisions or layouts and says that all are of the second.",
-        only_for="an evaluation that was killed and is gone on with by another --precision, device or layout",
     ),
     Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
@@ -128,15 +93,6 @@ MUTANTS = [
         only_for="files that begin or end in blanks, as wiki.test.tokens does",
     ),
     Mutant(
-        name="four_bytes_count_as_three",
-        file="lmtrain/eval/tasks/wikitext.py",
-        function="_bytes_of_each_token",
-        old="widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)",
-        new="widths = 1 + (points > 0x7F) + (points > 0x7FF)",
-        breaks="The number of bytes is too small and bits per byte are too large.",
-        only_for="texts with characters beyond U+FFFF, such as emoji or Gothic letters",
-    ),
-    Mutant(
         name="baselines_are_divided_by_the_bytes_of_all_items",
         file="lmtrain/eval/statistics.py",
         function="_baseline_result",
@@ -144,15 +100,5 @@ MUTANTS = [
         new="float(prepared.facts.num_bytes)",
         breaks="The baselines' bits per byte are far too small, so that the model seems to be worse than counting.",
         only_for="--baseline together with --limit",
-    ),
-    Mutant(
-        name="bytes_of_a_dataset_are_those_of_its_tokens",
-        file="lmtrain/eval/task_recipes/hash_and_count_texts.py",
-        function="describe_dataset",
-        old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
-        new='{"bytes": decoded}',
-        breaks="Bits per byte are divided by another number of bytes than the result states, and the same text as a "
-        "file and as a dataset gives two numbers.",
-        only_for="datasets with a sidecar whose tokenizer does not give back every byte of a text",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Mistakes in lmtrain/optim: whole norms, scales of steps, and learning rates at the ends of a run."""
+"""Mistakes in lmtrain/optim: norms, scales of steps, and shapes of schedules."""
 
 from tests.mutants.mutant import Mutant
 
@@ -12,15 +12,6 @@ MUTANTS = [
         breaks="Norms of shards are added up where their squares should be, so the ratio of weight to step depends on "
         "the layout.",
         only_for="LAMB on weights that are cut or sharded, more so the less alike the shards are",
-    ),
-    Mutant(
-        name="lamb_never_moves_a_zero_matrix",
-        file="lmtrain/optim/lamb.py",
-        function="LAMB._scale_to_weight_norms",
-        old="torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)",
-        new="torch.where(u_P > 0, w_P / u_P, 1.0)",
-        breaks="A matrix whose numbers are all 0 has a step of length 0 and stays as it is for ever.",
-        only_for="LAMB with matrices that start at zero",
     ),
     Mutant(
         name="muon_scales_fused_matrices_as_one",
@@ -44,16 +35,6 @@ MUTANTS = [
         new="share = math.cos(0.5 * math.pi * decayed)",
         breaks="The decay begins as flat as a cosine and ends as steep as a line: the last step has 1.6 / n.",
         only_for="schedule.decay=cosine",
-    ),
-    Mutant(
-        name="warm_up_counts_as_part_of_the_decay",
-        file="lmtrain/optim/schedule_settings.py",
-        function="ScheduleSettings.progress",
-        old="/ max(1, total_steps - self.warmup_steps)",
-        new="/ max(1, total_steps)",
-        breaks="Cosine and linear schedules never come down to their end: the run stops while the learning rate is "
-        "still above it.",
-        only_for="schedules with a warm-up, more so the longer it is",
     ),
     Mutant(
         name="inverse_sqrt_is_a_step_ahead",

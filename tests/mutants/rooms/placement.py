@@ -13,35 +13,6 @@ MUTANTS = [
         only_for="balance=cost in pipelines with a large vocabulary beside the width",
     ),
     Mutant(
-        name="whole_weights_have_no_holders_among_copies",
-        file="lmtrain/placement/layers_and_shards_of_ranks.py",
-        function="place_parameters",
-        old="num_holders=num_copies if name in uncut else num_replicas,",
-        new="num_holders=layout.tp if name in uncut else num_replicas,",
-        breaks="Norms and biases count once for each copy of the model in the gradient norm, so clipping depends on "
-        "dp_replicate.",
-        only_for="dp_replicate > 1, slightly, since norms and biases are a small part of the norm",
-    ),
-    Mutant(
-        name="parallel_blocks_share_what_is_cut",
-        file="lmtrain/placement/weight_and_activation_bytes.py",
-        function="ActivationSizes.deferred_block_bytes",
-        old="shared = same_inputs + same_gradients if self.run.sequence_parts == 1 else 0.0",
-        new="shared = same_inputs + same_gradients",
-        breaks="The planner counts one gathered input for two products that gather a copy each, and promises too "
-        "little memory between the halves of a backward.",
-        only_for="zb_h1 and zb_v with parallel_block where the sequence is cut over tp",
-    ),
-    Mutant(
-        name="decimal_bytes_are_read_as_binary",
-        file="lmtrain/units.py",
-        function="",
-        old='for suffix, base in (("", 1000), ("i", 1024))',
-        new='for suffix, base in (("", 1024), ("i", 1024))',
-        breaks="80GB is read as 80 GiB, 7% more than was said.",
-        only_for="sizes given in kB, MB, GB, TB or PB",
-    ),
-    Mutant(
         name="attention_flops_of_heads_as_wide_as_the_model",
         file="lmtrain/spec.py",
         function="ModelShape.flops_per_token",

@@ -1,28 +1,8 @@
-"""Mistakes in lmtrain/schedules: how many forwards go ahead, and what is said of time and memory."""
+"""Mistakes in lmtrain/schedules: what is said of time and memory."""
 
 from tests.mutants.mutant import Mutant
 
 MUTANTS = [
-    Mutant(
-        name="1f1b_runs_one_forward_too_many_ahead",
-        file="lmtrain/schedules/pipeline_schedule.py",
-        function="OneFOneB.row",
-        old="_alternate(forwards, num_ranks - rank - 1,",
-        new="_alternate(forwards, num_ranks - rank,",
-        breaks="Every rank holds the activations of one microbatch more than the schedule is known for; the numbers "
-        "of a step are the same.",
-        only_for="1f1b and zb_h1 with more than one microbatch",
-    ),
-    Mutant(
-        name="interleaved_warms_up_half_as_long",
-        file="lmtrain/schedules/pipeline_schedule.py",
-        function="Interleaved.row",
-        old="2 * (num_ranks - rank - 1)",
-        new="(num_ranks - rank - 1)",
-        breaks="Nothing is left to do while a message travels, so every step is longer as soon as messages take time; "
-        "where they take none only fewer activations are held.",
-        only_for="interleaved pipelines",
-    ),
     Mutant(
         name="activations_are_let_go_with_the_first_half",
         file="lmtrain/schedules/schedule_simulator.py",
@@ -52,15 +32,5 @@ MUTANTS = [
         breaks="A schedule that runs an action twice is not refused: it fails in the middle of a step, or counts a "
         "gradient twice.",
         only_for="schedules of plugins that have an action too often",
-    ),
-    Mutant(
-        name="makespan_counts_one_round_twice",
-        file="lmtrain/schedules/schedule_simulator.py",
-        function="makespan",
-        old="(num_microbatches - longer) *",
-        new="(num_microbatches - short) *",
-        breaks="The microbatches of the last round that was replayed are counted once more, so the planner's step is "
-        "too long by that of as many microbatches as there are ranks.",
-        only_for="pipelines with more than four times as many microbatches as ranks, which are not replayed in full",
     ),
 ]

@@ -4,45 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="reason_of_an_earlier_loss_told_again",
-        file="lmtrain/start/launch_ranks.py",
-        function="launch_with_restarts",
-        old="        stamp_before = stop_stamp(folder)\n        path = find_resume_checkpoint(config)\n",
-        new="        path = find_resume_checkpoint(config)\n",
-        breaks="stop.json and the exit keep the rank and the cause of the loss before, and what has ended the run is "
-        "written nowhere.",
-        only_for="--max-restarts, where a start after the first is lost before it has its folder",
-    ),
-    Mutant(
-        name="results_paired_in_their_order",
-        file="lmtrain/start/evaluation/compare_results.py",
-        function="_pair_results",
-        old="other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))",
-        new="other = next(iter(same_task), None)",
-        breaks="Results of different texts are set beside each other, and the comparison is refused though both files "
-        "hold the same texts.",
-        only_for="one task of several texts that the two files have in different orders",
-    ),
-    Mutant(
-        name="documents_run_together_in_the_hash",
-        file="lmtrain/start/evaluation/tasks_and_texts.py",
-        function="read_texts",
-        old='digest.update(document.encode() + b"\\0")',
-        new="digest.update(document.encode())",
-        breaks="Texts that are cut into other documents have one hash, are compared as the same, and the hash is not "
-        "the one that its description says.",
-        only_for="tasks that read several files or standard input",
-    ),
-    Mutant(
-        name="larger_nodes_with_the_same_network",
-        file="lmtrain/start/plans/plan_question_and_search.py",
-        function="with_gpus_per_node",
-        old="nic = hardware.nic_GBps * gpus / hardware.gpus_per_node",
-        new="nic = hardware.nic_GBps",
-        breaks="Each GPU has another share of the network than the help says, and times over several nodes are wrong.",
-        only_for="`lmtrain plan --gpus-per-node` with another number than the machine's own",
-    ),
-    Mutant(
         name="a_branch_keeps_the_text_of_its_source",
         file="lmtrain/start/settings_from_earlier_run.py",
         function="SourceRun._data_settings",
@@ -52,15 +13,6 @@ MUTANTS = [
         only_for="--from-run with another run.dir, of a run that was started with data.text",
     ),
     Mutant(
-        name="cut_stage_keeps_its_length",
-        file="lmtrain/start/training_stages_of_branch.py",
-        function="BranchPoint._past",
-        old='{"steps": min(stage.end_step, self.step) - stage.first_step}',
-        new='{"steps": stage.end_step - stage.first_step}',
-        breaks="The branch is refused, or trains what is left of the trunk's stage before its own begins.",
-        only_for="branches from the middle of a stage",
-    ),
-    Mutant(
         name="branch_warms_up_again",
         file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint.rewrite",
@@ -68,15 +20,6 @@ MUTANTS = [
         new="{}",
         breaks="The learning rate of a branch begins at almost 0 and rises for as long as at the start of the run.",
         only_for="branches on other data with a typed schedule",
-    ),
-    Mutant(
-        name="length_in_tokens_counts_what_is_done_in_steps",
-        file="lmtrain/start/training_stages_of_branch.py",
-        function="BranchPoint._length",
-        old='self.step if key == "steps" else self._tokens(parent)',
-        new="self.step",
-        breaks="A branch is as much longer than train.tokens says as the trunk has read.",
-        only_for="branches with train.tokens",
     ),
     Mutant(
         name="later_stages_are_dropped_though_one_is_typed",
@@ -106,16 +49,6 @@ MUTANTS = [
         only_for="--window-size",
     ),
     Mutant(
-        name="answers_of_the_weights_go_on_as_those_of_the_average",
-        file="lmtrain/start/evaluation/run_tasks.py",
-        function="Session.evaluate_tasks",
-        old='facts.get("weights", "model")',
-        new='"model"',
-        breaks="A killed evaluation of the weights that is started again with --weights ema takes the answers of the "
-        "weights from the journal, and mixes both in one number.",
-        only_for="two evaluations of one checkpoint into one file, the first of them killed",
-    ),
-    Mutant(
         name="done_though_some_settings_changed",
         file="lmtrain/start/sweep_runs.py",
         function="is_finished",
@@ -134,15 +67,6 @@ MUTANTS = [
         breaks="Two runs of a sweep have one folder: the later one goes on with the earlier one's checkpoints, under "
         "other settings.",
         only_for="sweeps over three or more values that differ in signs alone, such as a/b, a_b and a:b",
-    ),
-    Mutant(
-        name="runs_of_different_texts_share_a_folder",
-        file="lmtrain/start/sweep_runs.py",
-        function="_place_text_datasets",
-        old="folder = Path(job.config.run.dir) if len(recipes) == 1 else job.folder",
-        new="folder = Path(job.config.run.dir)",
-        breaks="The second run of a sweep over data.text is refused, since the folder holds the dataset of the first.",
-        only_for="sweeps over what decides a dataset of a text",
     ),
     Mutant(
         name="blames_a_node_that_was_left_out",
@@ -174,15 +98,6 @@ MUTANTS = [
         only_for="calibrating by runs that validate, evaluate or save between rows of steps",
     ),
     Mutant(
-        name="ancestors_of_a_run_that_is_gone_are_forgotten",
-        file="lmtrain/start/facts_of_outputs/family_of_runs.py",
-        function="family_rows",
-        old="lineage[depth - 1] if depth else None)",
-        new="None)",
-        breaks="A run whose folder is gone stands at the root of the tree, and not below its parent.",
-        only_for="families of three generations, of which the middle is gone",
-    ),
-    Mutant(
         name="a_merge_stands_below_its_oldest_ancestor",
         file="lmtrain/start/facts_of_outputs/family_of_runs.py",
         function="family_rows",
@@ -200,14 +115,6 @@ MUTANTS = [
         new="coordinate.dp_shard * segment.layout.dp_replicate + coordinate.dp_replicate",
         breaks="`lmtrain trace` gives ranks the dp coordinate of another copy.",
         only_for="layouts with dp_replicate and dp_shard both above 1",
-    ),
-    Mutant(
-        name="decay_is_a_share_of_the_trunk",
-        file="lmtrain/start/decay_branches.py",
-        function="_build_branches",
-        old="number / (100 - number)",
-        new="number / 100",
-        breaks="The decay is shorter than its share of the branch's whole run.",
     ),
     Mutant(
         name="samples_cut_as_a_new_run_would",

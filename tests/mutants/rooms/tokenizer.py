@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="qwen_pattern_without_its_normalizer",
-        file="lmtrain/tokenizer/train.py",
-        function="train_bpe",
-        old='if pattern == "qwen2":',
-        new='if pattern == "qwen":',
-        breaks="transformers 5 rebuilds the tokenizer of an exported Qwen 2 with NFC, and gives other ids than those "
-        "of training.",
-        only_for="texts with accents that are written as characters of their own",
-    ),
-    Mutant(
         name="any_file_is_the_recorded_tokenizer",
         file="lmtrain/tokenizer/text_to_ids_and_back.py",
         function="Tokenizer.load_lazily",
@@ -39,34 +29,6 @@ MUTANTS = [
         new="return len(ids)",
         breaks="The embedding has fewer rows than ids need, and good datasets are refused as of another tokenizer.",
         only_for="vocabularies whose ids have gaps",
-    ),
-    Mutant(
-        name="accents_follow_case",
-        file="lmtrain/tokenizer/bulk_encoding.py",
-        function="_build_wordpiece",
-        old='strip=normalizer["lowercase"] if strip is None else strip',
-        new='strip=normalizer["lowercase"]',
-        breaks="A strip_accents that the tokenizer sets by itself is ignored by the compiled encoder, so words with "
-        "accents get other ids than in evaluation.",
-        only_for="WordPiece tokenizers whose strip_accents is set against their lowercase",
-    ),
-    Mutant(
-        name="characters_for_bytes",
-        file="lmtrain/tokenizer/bulk_encoding.py",
-        function="TwinEncoder._encode",
-        old="num_text_bytes += len(text.encode())",
-        new="num_text_bytes += len(text)",
-        breaks="The sidecar's text bytes are characters, so bytes per token and whatever is given per byte are wrong.",
-        only_for="text beyond ASCII, with a tokenizer that the compiled encoder does not know or without the helper",
-    ),
-    Mutant(
-        name="damage_located_in_characters",
-        file="lmtrain/tokenizer/text_from_json_lines.py",
-        function="parse_document",
-        old="BadTextError(len(text[: error.pos].encode()), ",
-        new="BadTextError(error.pos, ",
-        breaks="The byte that an error and the rejects file name for invalid JSON is too small.",
-        only_for="bad lines with characters beyond ASCII before the damage",
     ),
     Mutant(
         name="letters_of_different_words",

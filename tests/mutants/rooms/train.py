@@ -4,20 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="what_was_owed_is_not_saved",
-        file="lmtrain/train/loop.py",
-        function="train",
-        old=(
-            "            valid_loss = measure_pending(run, requests, evaluation)\n"
-            "            last_saved = last_saved if progress.pending else None"
-            "  # because: the checkpoint lists it as pending\n"
-        ),
-        new="            valid_loss = measure_pending(run, requests, evaluation)\n",
-        breaks="Each further start measures the same validation again and writes its row once more, since the "
-        "checkpoint on disk goes on saying that it is owed.",
-        only_for="a run whose measurement at its very last step was cut off by a stop, and that is started again",
-    ),
-    Mutant(
         name="only_saves_that_were_asked_for_reset_the_clock",
         file="lmtrain/train/loop.py",
         function="train",
@@ -64,16 +50,6 @@ MUTANTS = [
         breaks="After a resume the optimizer's bias correction counts steps that were skipped as updates, so the run "
         "does not go on as it would have without the stop.",
         only_for="fp16 runs in which a step overflowed before the checkpoint",
-    ),
-    Mutant(
-        name="filling_batches_of_validation_keep_their_labels",
-        file="lmtrain/train/in_loop/validate_and_evaluate.py",
-        function="valid_batches",
-        old="yield dataset.batch(sample_ids[first : first + batch_size]).without_labels().map(torch.from_numpy)",
-        new="yield dataset.batch(sample_ids[first : first + batch_size]).map(torch.from_numpy)",
-        breaks="The last round's first batch is scored several times while it is counted once, so the validation loss "
-        "comes out too high, and depends on the layout.",
-        only_for="several data-parallel copies whose number does not divide the number of validation batches",
     ),
     Mutant(
         name="validation_perplexity_of_all_terms",
@@ -124,16 +100,6 @@ MUTANTS = [
         only_for="runs with run.time_limit or in an allocation with an end",
     ),
     Mutant(
-        name="votes_are_added_up",
-        file="lmtrain/train/in_loop/save_and_stop_requests.py",
-        function="Vote.finish",
-        old="self._rows[:, : self._num_reduced].max(0)]",
-        new="self._rows[:, : self._num_reduced].sum(0)]",
-        breaks="A signal that two ranks have got counts as another wish than a stop, so the run goes on, and the "
-        "memory in the rows is the sum over ranks under the name of one.",
-        only_for="several processes; the stop is missed where more than one of them gets the signal",
-    ),
-    Mutant(
         name="lost_starts_count_whatever_has_changed_since",
         file="lmtrain/train/in_loop/failed_start_counter.py",
         function="LostStarts.load",
@@ -144,26 +110,6 @@ MUTANTS = [
         only_for="runs that were lost at a step and are started again with other settings, code or libraries",
     ),
     Mutant(
-        name="digest_of_weights_counts_copies",
-        file="lmtrain/train/record/metrics_writer.py",
-        function="weights_digest",
-        old="for piece in model.owned_pieces(model.pieces()):",
-        new="for piece in model.pieces():",
-        breaks="The same first weights have another weights_digest at another layout, so two runs that are alike look "
-        "different.",
-        only_for="layouts in which ranks hold the same numbers: dp_replicate, norms under tp, tied weights under pp",
-    ),
-    Mutant(
-        name="last_page_of_a_dataset_is_not_compared",
-        file="lmtrain/data/store/indexed_dataset.py",
-        function="content_digest_of_pages",
-        old="for i in range(_NUM_PAGES + 1):",
-        new="for i in range(_NUM_PAGES):",
-        breaks="Ranks whose copies of a dataset differ at its end (a copy that was cut off and zero-filled) train "
-        "together without a word.",
-        only_for="several nodes with their own copies of a dataset that has no sidecar",
-    ),
-    Mutant(
         name="tokens_are_rounded_down_to_samples",
         file="lmtrain/train/train_settings.py",
         function="count_steps",
@@ -171,25 +117,6 @@ MUTANTS = [
         new="train.tokens // seq_len",
         breaks="The run ends a step before it has consumed train.tokens.",
         only_for="train.tokens that is no multiple of seq_len and lies just beyond a whole number of batches",
-    ),
-    Mutant(
-        name="old_checkpoints_are_taken_for_room",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="check_run_folder",
-        old="max(1, count - num_existing) for count",
-        new="count - num_existing for count",
-        breaks="A run on a full disk is not refused before it starts; its first save fails instead.",
-        only_for="runs that go on with two or more checkpoints in their folder and save on the way",
-    ),
-    Mutant(
-        name="step_time_of_earlier_attempts_is_that_of_a_row",
-        file="lmtrain/train/step_and_save_durations.py",
-        function="_durations_from_rows",
-        old="durations[_STEP].append((elapsed - last[2]) / (step - last[1]))",
-        new="durations[_STEP].append(elapsed - last[2])",
-        breaks="A resumed run believes a step to take as long as all those between two rows, and stops that much too "
-        "early before its time limit.",
-        only_for="runs with a time limit that are resumed with observe.log_interval_steps above 1, the default",
     ),
     Mutant(
         name="first_weights_of_other_angles_are_taken",
@@ -202,25 +129,6 @@ MUTANTS = [
         only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
     ),
     Mutant(
-        name="a_named_checkpoint_wins_over_the_runs_own",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="find_resume_checkpoint",
-        old="newest is not None:\n        return newest",
-        new="newest is not None:\n        return parent",
-        breaks="A run that is started again goes back to the checkpoint that it began from, and all steps since then "
-        "are done and saved anew.",
-        only_for="restarts of a run that was begun with checkpoint.resume naming another run's checkpoint",
-    ),
-    Mutant(
-        name="layout_is_said_to_need_the_processes_it_has",
-        file="lmtrain/train/startup_checks/check_machine_and_processes.py",
-        function="process_problems",
-        old="{required} needs {layout.world_size}. {_sentence(ways)}",
-        new="{required} needs {env.world_size}. {_sentence(ways)}",
-        breaks="The message on a wrong number of processes names the number that was started as the one needed.",
-        only_for="starts with another number of processes than the layout has",
-    ),
-    Mutant(
         name="best_checkpoints_of_earlier_attempts_are_forgotten",
         file="lmtrain/train/set_up_run.py",
         function="open_run",
@@ -229,16 +137,6 @@ MUTANTS = [
         breaks="After a resume the best checkpoint so far is removed by the next saves, as only measurements of this "
         "attempt count.",
         only_for="runs with checkpoint.keep_best that are resumed",
-    ),
-    Mutant(
-        name="files_of_an_import_end_with_its_first_checkpoint",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="resume",
-        old="return with_extra_files(inputs, reader, peers), progress",
-        new="return inputs, progress",
-        breaks="The export of a run that was resumed lacks the chat template and the lists of special ids of the model "
-        "that it began from.",
-        only_for="resumed runs that began from imported weights",
     ),
     Mutant(
         name="peak_of_one_device_for_all",
@@ -250,15 +148,6 @@ MUTANTS = [
         only_for="several processes with a known peak (a known GPU, or observe.peak_tflops)",
     ),
     Mutant(
-        name="two_stages_look_for_their_link_in_the_wrong_columns",
-        file="lmtrain/train/straggler_watch.py",
-        function="_round_trip_s",
-        old="second_end = _ENDS if layout.pp == 2 else _ENDS + 2",
-        new="second_end = _ENDS + 2",
-        breaks="A slow link between the two stages is never named, since its times come out as not a number.",
-        only_for="pipelines of exactly two ranks",
-    ),
-    Mutant(
         name="a_later_stage_ends_a_ramp_up",
         file="lmtrain/train/run_config.py",
         function="plan_stages",
@@ -267,15 +156,6 @@ MUTANTS = [
         breaks="A ramp-up of the batch ends at the first border, although the next stage changes neither batch nor "
         "ramp-up.",
         only_for="a border within a ramp-up",
-    ),
-    Mutant(
-        name="a_ramp_up_is_done_again_where_the_batch_changes",
-        file="lmtrain/train/run_config.py",
-        function="_stage_tree",
-        old='tree["train"]["rampup"] if is_first else given.train.get("rampup")',
-        new='tree["train"]["rampup"]',
-        breaks="A stage with another batch begins with the small batches of the run's ramp-up again.",
-        only_for="runs with a ramp-up whose later stages have another batch",
     ),
     Mutant(
         name="the_vocabulary_of_the_first_stage_alone",
@@ -306,15 +186,6 @@ MUTANTS = [
         only_for="branches whose parent has been trained anew in the same folder",
     ),
     Mutant(
-        name="branch_without_a_checkpoint_begins_at_the_newest",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="find_resume_checkpoint",
-        old="parent if parent is not None else Path(settings.resume)",
-        new="Path(settings.resume)",
-        breaks="A branch that was stopped before its first checkpoint begins again from a later step of the trunk.",
-        only_for="--from-run RUN of a trunk that still trains",
-    ),
-    Mutant(
         name="a_run_that_has_saved_needs_its_parent",
         file="lmtrain/train/startup_checks/preflight.py",
         function="find_resume_checkpoint",
@@ -331,63 +202,6 @@ MUTANTS = [
         breaks="The table of stages that a dry run prints says how often a stage reads a source, and not how often the "
         "run has read it by then.",
         only_for="runs with stages that read a source again",
-    ),
-    Mutant(
-        name="warm_up_is_compared_with_all_stages",
-        file="lmtrain/train/run_config.py",
-        function="_adjust_warm_up_of_stages",
-        old='typed_values, span.num_steps, f"{steps} together"',
-        new='typed_values, config.total_steps, f"{steps} together"',
-        breaks="A default warm-up is kept although the stages that follow the run's schedule are shorter, and the run "
-        "is refused.",
-        only_for="runs in which a stage has a schedule of its own",
-    ),
-    Mutant(
-        name="seconds_begin_anew_at_a_border",
-        file="lmtrain/train/loop.py",
-        function="train",
-        old="time.monotonic() - (before.seconds if before else 0.0)",
-        new="time.monotonic()",
-        breaks="elapsed_s falls back to 0 where a stage begins, so the time trained in reports is that of one stage.",
-        only_for="runs with stages",
-    ),
-    Mutant(
-        name="memory_of_other_stages_is_not_counted",
-        file="lmtrain/train/layouts/choose_parallel_layout.py",
-        function="_choose_for_stages",
-        old="if all(_count_bytes(each, vocab_size) <= ranked.usable_bytes for each in chosen.stage_configs):",
-        new="if chosen:",
-        breaks="parallel=auto chooses a layout with which the stage that needs most memory does not fit.",
-        only_for="runs whose stages differ much in length",
-    ),
-    Mutant(
-        name="what_was_owed_at_a_border_is_measured_by_the_next_stage",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="load_stages",
-        old="first = config.stage_at(step - 1)",
-        new="first = config.stage_at(step)",
-        breaks="A validation that a stop cut off at a border is made with the data and length of the next stage, and "
-        "its row stands beside those of other data.",
-        only_for="runs stopped in the measurement at the end of a stage",
-    ),
-    Mutant(
-        name="z_loss_is_the_loss_of_the_first_sample",
-        file="lmtrain/train/step.py",
-        function="_parts_of_loss",
-        old="for i in range(num_sums, len(numbers), width) for loss in numbers[i : i + width - num_sums]",
-        new="for i in range(num_terms, len(numbers), width) for loss in numbers[i : i + width - num_sums]",
-        breaks="Each sample's loss is counted for the source of the sample after it, and the z-loss for that of the "
-        "first.",
-        only_for="model.z_loss on a blend",
-    ),
-    Mutant(
-        name="a_stage_may_not_scale_angles",
-        file="lmtrain/models/rotary_settings.py",
-        function="RotarySettings",
-        old="rotary_factor: float = _angle(1.0)",
-        new="rotary_factor: float = 1.0",
-        breaks="A stage of longer texts cannot scale its rotary angles, as most published models do.",
-        only_for="stages.NAME.model.rotary_scaling",
     ),
     Mutant(
         name="a_merge_without_moments_is_taken_for_an_import",
@@ -419,33 +233,6 @@ MUTANTS = [
         ),
         breaks="The average lags a step behind the weights that are saved with it, and counts the first weights twice.",
         only_for="runs with checkpoint.ema",
-    ),
-    Mutant(
-        name="the_average_begins_anew_at_each_start",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="restore",
-        old="""        average.since_step = saved["since_step"] if saved else None\n""",
-        new="        average.since_step = None\n",
-        breaks="Each start begins the average again as a copy of the weights: it covers that start alone.",
-        only_for="runs with checkpoint.ema that were stopped and go on",
-    ),
-    Mutant(
-        name="the_average_that_a_checkpoint_has_is_not_read",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="restore",
-        old="(average_pieces(model, average) if saved else [])",
-        new="[]",
-        breaks="A run that goes on averages from the first weights of its seed on, which it left behind.",
-        only_for="runs with checkpoint.ema that were stopped and go on",
-    ),
-    Mutant(
-        name="evaluations_of_the_average_score_the_weights",
-        file="lmtrain/train/in_loop/validate_and_evaluate.py",
-        function="_evaluation_results",
-        old="    with run.average.in_place_of_weights():\n",
-        new="    with nullcontext():\n",
-        breaks="The measures of the average in an evaluation row are those of the weights again.",
-        only_for="runs with checkpoint.ema and eval.tasks",
     ),
     Mutant(
         name="the_disk_has_room_for_all_but_the_average",
