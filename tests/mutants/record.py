@@ -48,13 +48,14 @@ class Reach:
                 found += [tests[index] for index in np.flatnonzero((bits & masks).any(axis=1))]
         return [test for test in found if test in self.seconds and test not in self.failed]
 
-    def executed(self, numbering: Numbering) -> np.ndarray[Any, Any]:
-        """Return for each statement of this numbering whether any test comes by."""
-        found = np.zeros((numbering.size + 7) // 8, np.uint8)
-        for other, _, bits in self.parts:
-            if other.digest == numbering.digest:
-                found |= np.bitwise_or.reduce(bits, axis=0)
-        return np.unpackbits(found)[: numbering.size].astype(bool)
+    def executed(self) -> dict[str, set[str]]:
+        """Return for each file the keys of the statements that any test comes by."""
+        found: dict[str, set[str]] = {}
+        for numbering, _, bits in self.parts:
+            reached = np.unpackbits(np.bitwise_or.reduce(bits, axis=0))
+            for file, (first, keys) in numbering.files.items():
+                found.setdefault(file, set()).update(key for at, key in enumerate(keys, first) if reached[at])
+        return found
 
 
 def groups() -> list[list[str]]:

@@ -1,0 +1,71 @@
+"""`python -m tests.mutants.unexecuted`: list the statements that no test executes, by the records of both suites.
+
+A statement that a test on this machine can execute is tested or deleted. Others are in EXCUSED, with what they want;
+`--all` lists them too. Of a statement that is newer than the record nothing is known, and it counts as not executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tests.mutants import record
+from tests.mutants.mutant import ROOT
+from tests.mutants.numbering import keys_and_places, number_statements
+
+GPU, NODES, EXTRA, KILL, NATIVE = "a GPU", "several nodes", "an extra", "a kill", "a machine without compiled helpers"
+# file, or file:function, as a pattern -> what it wants
+EXCUSED: dict[str, str] = {
+    "lmtrain/kernels/triton_*": GPU,
+}
+
+
+def excuse(file: str, function: str) -> str | None:
+    """Return what a statement wants that a machine for tests lacks; None if it lacks nothing."""
+    names = (file, f"{file}:{function}")
+    return next((why for pattern, why in EXCUSED.items() if any(fnmatch(name, pattern) for name in names)), None)
+
+
+def unexecuted(recorded: Path, suites: dict[str, str]) -> dict[str, list[tuple[int, str]]]:
+    """Return for each file the line and the key of every statement that no test of these suites executes."""
+    reached: dict[str, set[str]] = defaultdict(set)
+    for marks in suites.values():
+        for file, keys in record.read(recorded, marks).executed().items():
+            reached[file] |= keys
+    found: dict[str, list[tuple[int, str]]] = {}
+    for file, (_, known) in number_statements(ROOT).files.items():
+        lines = {"file": 0} | {key: line for key, (line, _) in _places(file)}
+        if left := [(lines[key], key) for key in known if key not in reached[file]]:
+            found[file] = sorted(left)
+    return found
+
+
+def _places(file: str) -> list[tuple[str, tuple[int, int]]]:
+    return keys_and_places((ROOT / file).read_text()) if file.endswith(".py") else []
+
+
+def main() -> int:
+    from tests.mutants.__main__ import SUITES
+
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants.unexecuted", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants")
+    parser.add_argument("--all", action="store_true", help="list those that are excused too")
+    given = parser.parse_args()
+    counts: Counter[str] = Counter()
+    for file, statements in unexecuted(given.out / "recorded.jsonl", SUITES).items():
+        for line, key in statements:
+            function, text, _ = f"{key}||".split("|", 2)
+            why = excuse(file, function)
+            counts[why or "nothing that is not here"] += 1
+            if given.all or why is None:
+                print(f"{file}:{line} {function}: {text}" + (f"  (wants {why})" if why else ""))
+    for why, count in counts.most_common():
+        print(f"{count:6} want {why}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
