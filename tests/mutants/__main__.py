@@ -9,29 +9,20 @@ csrc), two drawn ones for each that was written, runs the test that noticed each
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import multiprocessing
-import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.mutants import record
-from tests.mutants.copies import Copy, adopt_orphans
 from tests.mutants.draw import Drawn, draw, room_of, rooms_with_code
-from tests.mutants.judged import judged_as_nothing
-from tests.mutants.measure import candidates, in_order, measure, measure_real, own_tests
-from tests.mutants.mutant import ROOT, DoesNotApplyError, Mutant, every_mutant, room_names
-from tests.mutants.real import draw_real
+from tests.mutants.measure import candidates, in_order, own_tests
+from tests.mutants.mutant import ROOT, Mutant, every_mutant, room_names
+from tests.mutants.on_record import check_chosen, judged_as_nothing, write_noticed
+from tests.mutants.record import Reach, kept_in
 from tests.mutants.table import table, table_of_draw
-
-NOTICED = Path(__file__).with_name("noticed.json")
-NOTICED_DRAWN = Path(__file__).with_name("noticed_drawn.json")
-SUITES = {"fast": "not wide and not slow", "wide": "wide and not slow"}
-_copy: Copy | None = None  # of this worker
+from tests.mutants.undo import undo_real
+from tests.mutants.workers import SUITES, in_copies, record_suite
 
 
 def main() -> int:
@@ -54,23 +45,24 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     suites = list(SUITES) if given.suite == "both" else [given.suite]
     if given.chosen:
-        return _chosen(out, given.chosen, given.copies)
+        return check_chosen(out, given.chosen, given.copies)
     if given.again:
         (out / "found.jsonl").unlink(missing_ok=True)
     if given.real:
-        return _real(out, given.real, given.count, given.copies, suites)
+        undo_real(out, given.real, given.count, given.copies, suites)
+        return 0
     mutants = _asked(given)
     if given.show:
-        _show(mutants, _found(out))
+        _show(mutants, kept_in(out / "found.jsonl"))
         return 0
     for suite in suites:
-        _record(out, suite, given.copies)
+        reach = record_suite(out, suite, given.copies)
         if not given.record:
-            _measure(out, suite, given.copies, mutants)
-    found = _found(out)
+            _measure(out, suite, given.copies, mutants, reach)
+    found = kept_in(out / "found.jsonl")
     print(table_of_draw(found, mutants, judged_as_nothing()) if given.drawn else table(found, every_mutant()))
     if given.write:
-        _write(found, mutants)
+        write_noticed(found, mutants)
     return 0
 
 
@@ -87,21 +79,8 @@ def _asked(given: argparse.Namespace) -> dict[str, Mutant]:
     return {name: mutant for name, mutant in named.items() if not given.mutant or name in given.mutant}
 
 
-def _record(out: Path, suite: str, copies: int) -> None:
-    file = out / "recorded.jsonl"
-    groups = record.missing(record.kept_in(file), SUITES[suite])
-    if groups:
-        print(f"recording what the {suite} tests reach: {len(groups)} groups of files", flush=True)
-    work = [("record", group, SUITES[suite]) for group in groups]
-    for entry in _in_copies(out, copies, work):
-        with file.open("a") as log:
-            log.write(json.dumps(entry) + "\n")
-        print(f"  {len(entry['seconds'])} tests in {entry['took_s']} s, {len(entry['failed'])} failed", flush=True)
-
-
-def _measure(out: Path, suite: str, copies: int, mutants: dict[str, Mutant]) -> None:
-    reach = record.read(out / "recorded.jsonl", SUITES[suite])
-    found = _found(out)
+def _measure(out: Path, suite: str, copies: int, mutants: dict[str, Mutant], reach: Reach) -> None:
+    found = kept_in(out / "found.jsonl")
     nothing = judged_as_nothing()
     work = []
     for name, mutant in mutants.items():
@@ -117,46 +96,12 @@ def _measure(out: Path, suite: str, copies: int, mutants: dict[str, Mutant]) -> 
     # the cheap ones first, so that an early end leaves most of the table
     jobs = [job for _, job in sorted(work, key=lambda pair: pair[0])]
     began = time.monotonic()
-    for count, entry in enumerate(_in_copies(out, copies, jobs), 1):
+    for count, entry in enumerate(in_copies(out, copies, jobs), 1):
         with (out / "found.jsonl").open("a") as log:
             log.write(json.dumps(entry) + "\n")
         by = entry["by"] or f"UNNOTICED by {entry['ran']} tests"
         print(f"  {count}/{len(jobs)} {time.monotonic() - began:.0f} s  {entry['mutant']}: {by} "
               f"({entry['seconds']} s)", flush=True)  # fmt: skip
-
-
-def _real(out: Path, seed: str, count: int, copies: int, suites: list[str]) -> int:
-    """Undo so many commits, print who notices each, and of how many of them their own tests and others do."""
-    mistakes, lost = draw_real(seed, count, out / "undone")
-    file = out / "real.jsonl"
-    for suite in suites:
-        _record(out, suite, copies)
-        reach = record.read(out / "recorded.jsonl", SUITES[suite])
-        known = record.kept_in(file)
-        done = {entry["commit"] for entry in known if entry["suite"] == suite or (entry["own"] and entry["other"])}
-        jobs = []
-        for mistake in mistakes:
-            room = room_of(next(iter(mistake.texts)))
-            own = [test for test in reach.seconds if mistake.is_own(test) and test not in reach.failed]
-            other = [test for test in reach.tests_through(mistake.through()) if test not in own]
-            pair = [in_order(room, tests, reach.seconds) for tests in (own, other)]
-            usual_s = {test: reach.seconds[test] for test in own + other}
-            if mistake.commit not in done:
-                jobs.append(("real", mistake, suite, *pair, usual_s))
-        for entry in _in_copies(out, copies, jobs):
-            with file.open("a") as log:
-                log.write(json.dumps(entry) + "\n")
-            print(f"  {suite} {entry['commit'][:12]} own: {entry['own']}, other: {entry['other']}", flush=True)
-    found = {mistake.commit: {"own": False, "other": False} for mistake in mistakes}
-    for entry in record.kept_in(file):
-        for name, by in found.get(entry["commit"], {}).items():
-            found[entry["commit"]][name] = by or bool(entry[name])
-    counts = {name: sum(entry[name] for entry in found.values()) for name in ("own", "other")}
-    either = sum(any(entry.values()) for entry in found.values())
-    print(f"{len(found)} commits undone ({sum(mistake.is_whole for mistake in mistakes)} as a whole, the others at one "
-          f"place; {lost} more do not reverse): noticed by the tests that came with it {counts['own']}, by others "
-          f"{counts['other']}, by either {either}.")  # fmt: skip
-    return 0
 
 
 def _show(mutants: dict[str, Mutant], found: list[dict[str, Any]]) -> None:
@@ -171,103 +116,6 @@ def _show(mutants: dict[str, Mutant], found: list[dict[str, Any]]) -> None:
             before, after = mutant.change()
             print(f"\n{name}  {mutant.kind}  {measured[name]} tests come by\n{mutant.file}:{line} {mutant.function}")
             print(f"{mutant.old}\n  [{before}] -> [{after}]")
-
-
-def _chosen(out: Path, count: int, copies: int) -> int:
-    """Check those whose names follow the commit's hash most closely; the checkout decides, not the clock."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    every = every_mutant()
-    # because: compiling all of csrc takes longer than the dozen
-    written = {
-        name: (every[name], facts["by"]) for name, facts in json.loads(NOTICED.read_text()).items()
-        if facts["by"] and name in every and not name.startswith("csrc/")
-    }  # fmt: skip
-    drawn = {name: pair for name, pair in _drawn_on_record().items() if not name.startswith("csrc/")}
-    jobs: list[Any] = []
-    tests = {}
-    for mutants, number in ((written, count - count * 2 // 3), (drawn, count * 2 // 3)):
-        order = sorted(mutants, key=lambda name: hashlib.sha256(f"{commit}{name}".encode()).hexdigest())
-        for name in order[:number]:
-            mutant, by = mutants[name]
-            tests[name] = by.removeprefix("collecting ").partition(" (stopped")[0]
-            jobs.append(("measure", name.partition("/")[0], mutant, [tests[name]], "fast", {}))
-    missed = 0
-    for entry in _in_copies(out, copies, jobs):
-        is_gone = str(entry["by"]).startswith("collection (")  # pytest knows no such test
-        by = f"{tests[entry['mutant']]} IS GONE" if is_gone else entry["by"] or "UNNOTICED"
-        print(f"  {entry['mutant']}: {by} ({entry['seconds']} s)", flush=True)
-        missed += is_gone or entry["by"] is None
-    print(f"{len(jobs) - missed} of {len(jobs)} planted mistakes were noticed by the test that is on record for each.")
-    return 1 if missed else 0
-
-
-def _drawn_on_record() -> dict[str, tuple[Mutant, str]]:
-    """Return those that were drawn and noticed, as far as their code is still there."""
-    found: dict[str, tuple[Mutant, str]] = {}
-    for facts in json.loads(NOTICED_DRAWN.read_text()):
-        mutant = Drawn(**facts["mutant"], breaks="")
-        try:
-            mutant.check()
-        except DoesNotApplyError:
-            continue
-        found[f"{room_of(mutant.file)}/{mutant.name}"] = mutant, facts["by"]
-    return found
-
-
-def _write(found: list[dict[str, Any]], mutants: dict[str, Mutant]) -> None:
-    by = {entry["mutant"]: entry for entry in found}
-    drawn = {name: mutant for name, mutant in mutants.items() if isinstance(mutant, Drawn)}
-    if drawn:
-        kept = {facts["mutant"]["name"]: facts for facts in json.loads(NOTICED_DRAWN.read_text())}
-        for name, mutant in drawn.items():
-            if name in by and by[name]["suite"] == "fast" and "::" in (by[name]["by"] or ""):
-                facts = {key: getattr(mutant, key) for key in (
-                    "name", "file", "function", "old", "new", "kind", "statement", "count"
-                )}  # fmt: skip
-                kept[mutant.name] = {"mutant": facts, "by": by[name]["by"]}
-        lines = [json.dumps(kept[name]) for name in sorted(kept)]
-        NOTICED_DRAWN.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-        return
-    known = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
-    for name, entry in by.items():
-        if entry["by"] is None and entry["suite"] == "fast" and known.get(name, entry)["suite"] == "wide":
-            continue
-        known[name] = {key: entry[key] for key in ("by", "suite", "seconds")}
-    every = every_mutant()
-    NOTICED.write_text(json.dumps({name: known[name] for name in sorted(known) if name in every}, indent=1) + "\n")
-
-
-def _found(out: Path) -> list[dict[str, Any]]:
-    return record.kept_in(out / "found.jsonl")
-
-
-def _in_copies(out: Path, copies: int, work: list[Any]) -> Iterable[dict[str, Any]]:
-    """Do the work in so many copies at once, each with a process of its own; results come as they are done."""
-    if not work:
-        return
-    context = multiprocessing.get_context("fork")
-    numbers = context.Queue()
-    for number in range(copies):
-        numbers.put(number)
-    with context.Pool(copies, _begin, (out, numbers)) as pool:
-        yield from pool.imap_unordered(_do, work)
-
-
-def _begin(out: Path, numbers: Any) -> None:
-    global _copy
-    adopt_orphans()
-    _copy = Copy(out / f"copy{numbers.get()}")
-    _copy.refresh()
-
-
-def _do(job: tuple[Any, ...]) -> dict[str, Any]:
-    assert _copy is not None
-    if job[0] == "record":
-        return record.record(_copy, job[1], job[2])
-    if job[0] == "real":
-        return measure_real(_copy, *job[1:])
-    _, room, mutant, tests, suite, usual_s = job
-    return measure(_copy, room, mutant, tests, suite, usual_s).as_facts()
 
 
 if __name__ == "__main__":

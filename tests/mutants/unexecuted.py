@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.mutants import record
 from tests.mutants.mutant import ROOT
 from tests.mutants.numbering import keys_and_places, number_statements
+from tests.mutants.workers import SUITES
 
 GPU, NODES, EXTRA, KILL, NATIVE = "a GPU", "several nodes", "an extra", "a kill", "a machine without compiled helpers"
 # file, or file:function, as a pattern -> what it wants
@@ -48,8 +49,6 @@ def _places(file: str) -> list[tuple[str, tuple[int, int]]]:
 
 
 def main() -> int:
-    from tests.mutants.__main__ import SUITES
-
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.unexecuted", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--all", action="store_true", help="list those that are excused too")
