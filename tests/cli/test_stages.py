@@ -15,7 +15,7 @@ import pytest
 
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain, start
-from tests.marks import wide
+from tests.marks import slow, wide
 
 EXACT = ("step", "loss", "grad_norm", "lr", "samples", "tokens", "samples_hash", "skipped", "loss_scale", "stage")
 END = 20
@@ -32,6 +32,7 @@ KILLS = (
     "ckpt.mid_write", "step:step=11", "ckpt.before_manifest:step=12", "start.load:count=2", "step:step=13",
     "ckpt.after_rename:count=2",
 )  # fmt: skip
+FEW_KILLS = ("ckpt.before_rename:step=7", "start.build:count=2", "start.load:count=2", "step:step=13")
 LAYOUTS = {
     "one": [],
     "tp2 x dp2": ["parallel.tp=2", "parallel.dp_shard=2", "parallel.zero=2"],
@@ -117,12 +118,8 @@ def unbroken(toy: Toy, blends: dict[str, Path], tmp_path_factory: pytest.TempPat
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("layout", "kills"),
-    [
-        ("one", KILLS),
-        *((name, ("ckpt.before_rename:step=7", "start.build:count=2", "start.load:count=2", "step:step=13"))
-          for name in ("tp2 x dp2", "pp2 x dp2")),
-    ],
-)  # fmt: skip
+    [("one", KILLS), ("pp2 x dp2", FEW_KILLS), *slow(("tp2 x dp2", FEW_KILLS))],
+)
 def test_killed_anywhere_it_is_the_unbroken_run(
     toy: Toy, blends: dict[str, Path], tmp_path: Path, layout: str, kills: Sequence[str]
 ) -> None:

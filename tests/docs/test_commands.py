@@ -9,10 +9,15 @@ import pytest
 from tests.docs.pages import ROOT, WHY_NOT, blocks, pages_with_commands
 from tests.docs.typist import AT_ROOT, PROGRAMS, seated, small
 from tests.docs.world import World
-from tests.marks import wide
+from tests.marks import slow, wide
 
 TUTORIAL = ROOT / "docs/tutorials/first_run.md"
-OTHERS = [page for page in pages_with_commands() if page != TUTORIAL]
+# because: each takes half a minute, and tests/cli types nearly all that is in them
+LONG = [
+    ROOT / f"docs/how_to/{name}.md"
+    for name in ("evaluate", "run_on_several_gpus", "start_from_a_hugging_face_model", "sweep")
+]
+OTHERS = [page for page in pages_with_commands() if page not in (TUTORIAL, *LONG)]
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, *wide(*OTHERS)], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [TUTORIAL, *wide(*OTHERS), *slow(*LONG)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_works_as_it_is_typed(page: Path, world: World, tmp_path: Path) -> None:
     with seated(world, tmp_path) as typist:
         for block in blocks(page.read_text("utf-8")):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
+from tests.marks import slow
 
 LOSS, NORM, SKIPPED, SCALE, MOVED = range(5)
 STEPS, OVERFLOW_STEP, SAVE_STEP = 5, 1, 3
@@ -33,8 +34,9 @@ def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tm
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("where", ["activations", "one_shard"])
-@pytest.mark.parametrize("rank", [0, 3], ids=["in_the_first_stage", "in_the_last_stage"])
+@pytest.mark.parametrize(
+    ("rank", "where"), [(0, "activations"), (3, "one_shard"), *slow((0, "one_shard"), (3, "activations"))]
+)
 @pytest.mark.parametrize(
     "name",
     [

@@ -16,20 +16,18 @@ from tests.layouts.arrays import beyond, few_and_the_rest, few_by_blocks, few_th
 from tests.layouts.cases import Case
 from tests.layouts.outcome import LONG_LOSS, References, check, run
 from tests.layouts.workers import Pool
-from tests.marks import wide
+from tests.marks import slow, wide
 
 ZERO_BUBBLE = [
-    f"deep-{pipeline}-dp2-{zero}-{precision}-micro5"
+    pytest.param(f"deep-{pipeline}-dp2-{zero}-{precision}-micro5", marks=mark)
     for pipeline in ("pp2-zb_h1", "pp2-vp2-zb_v")
     for zero in ("zero0", "zero1", "zero2")
-    for precision in ("fp32", "bf16")
+    for precision, mark in (("fp32", pytest.mark.wide), ("bf16", pytest.mark.slow))
 ]
 # two copies of a tied weight, on ranks of their own and, as ZB-V folds its stages, on one
 TIED = [
-    "deep-pp2-vp2-interleaved-dp1-fp32-micro4",
-    "deep-pp4-dp1-fp32-micro8",
-    "deep-pp2-vp2-zb_v-dp2-zero1-fp32-micro4",
-    "deepbert-pp2-tp2-dp1-sp-fp32-micro4",
+    *wide("deep-pp2-vp2-interleaved-dp1-fp32-micro4", "deep-pp2-vp2-zb_v-dp2-zero1-fp32-micro4"),
+    *slow("deep-pp4-dp1-fp32-micro8", "deepbert-pp2-tp2-dp1-sp-fp32-micro4"),
 ]
 
 # every stage makes the mask of a microbatch from its own copy of the batch
@@ -79,7 +77,6 @@ def test_every_triple_of_settings_equals_one_process(case: Case, pool: Pool, ref
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("name", ZERO_BUBBLE)
 def test_zero_bubble_with_copies_equals_one_process(name: str, pool: Pool, references: References) -> None:
     """Second halves of backwards add gradients after the hooks that shard and send them have run."""
@@ -94,7 +91,6 @@ def test_documents_travel_with_their_microbatch(name: str, pool: Pool, reference
     assert not wrong, f"python -m tests.layouts.replay {name}\n" + "\n".join(wrong)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("name", TIED)
 def test_tied_copies_stay_one(name: str, pool: Pool, references: References) -> None:
     """To the bit, after 20 steps with clipping and weight decay."""

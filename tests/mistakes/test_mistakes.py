@@ -31,6 +31,7 @@ from tests.mistakes.written import written
 
 SEED = 12
 NUM_COMPOSING, NUM_OTHERS = 3, 16  # in `make test`; the others take next to no time
+NUM_DRAWN = 700
 SHARES = 4  # of the drawn lines, so that they run at once
 
 
@@ -102,7 +103,7 @@ def test_the_right_lines_are_right(world: Path) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("share", range(SHARES))
 def test_what_answers_advise_works_when_it_is_typed(share: int, world: Path) -> None:
-    trials = try_lines(world, f"{SEED}/{share}", 2000 // SHARES)
+    trials = try_lines(world, f"{SEED}/{share}", NUM_DRAWN // SHARES)
     wrong = [str(trial) for trial in trials if trial.faults]
     assert not wrong, f"{len(wrong)} of {len(trials)}\n" + "\n".join(wrong[:5])
     assert sum(trial.end == "accepted" for trial in trials) > len(trials) / 4

@@ -19,7 +19,7 @@ from lmtrain.start.other_tools.translate_foreign_flags import translate_options
 from tests.mistakes.runner import Runner
 from tests.mistakes.typist import shown_line
 
-SEED, NUM_LINES, NUM_WIDE = 3, 8, 400
+SEED, NUM_LINES, NUM_WIDE = 3, 8, 160
 SHARES = 6  # of all names, so that they run at once
 LIKE_A_FILE = ("config", "config_file", "config-file", "yaml-cfg", "config_name")  # these name a file of settings
 

@@ -27,7 +27,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.family_models import FAMILY_MODELS
 from tests.layouts.workers import Pool
-from tests.marks import wide
+from tests.marks import slow, wide
 from tests.unit.parallel.spread import CPU, PRECISIONS, SETTINGS, build, step_of
 from tests.unit.parallel.test_layouts import UNTIED, num_processes
 
@@ -82,8 +82,15 @@ def check(pool: Pool, parallel: dict[str, Any], precision: str, *, training: boo
                 assert [greedy for _, greedy in answers] == [greedy for _, greedy in one]
 
 
-@pytest.mark.parametrize("training", [False, *wide(True)])
-@pytest.mark.parametrize("parallel", [{"tp": 2, "pp": 2}, *wide(*LAYOUTS)], ids=str)
+@pytest.mark.parametrize(
+    ("parallel", "training"),
+    [
+        ({"tp": 2, "pp": 2}, False),
+        *wide(*((layout, False) for layout in LAYOUTS), *((layout, True) for layout in LAYOUTS[-3:])),
+        *slow(*((layout, True) for layout in LAYOUTS[:-3])),
+    ],
+    ids=str,
+)
 def test_each_target_is_scored_once_and_as_on_one_process(pool: Pool, parallel: dict[str, Any], training: bool) -> None:
     # because: the last bits of fp32 losses of up to 8 differ by processor
     check(pool, parallel, "fp32", training=training, tolerance=5e-6)

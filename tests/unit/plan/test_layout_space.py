@@ -25,6 +25,7 @@ from lmtrain.plan.search.legal_layouts import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.run_config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
+from tests.marks import slow
 from tests.unit.plan.ranked_run import h100, run_of
 
 SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_size=67, vocab_multiple=1, seq_len=6)
@@ -87,7 +88,10 @@ def test_all_that_the_settings_accept_is_offered_and_nothing_else(
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize(
     ("model", "world_size", "batch"),
-    [(SMALL, 4, 12), (SMALL, 12, 12), (DEEP, 4, 8), (DEEP, 8, 24), (replace(SMALL, num_kv_heads=4, num_heads=8), 6, 6)],
+    [
+        (SMALL, 4, 12), (DEEP, 4, 8), (replace(SMALL, num_kv_heads=4, num_heads=8), 6, 6),
+        *slow((SMALL, 12, 12), (DEEP, 8, 24)),
+    ],
 )
 def test_the_same_in_larger_worlds(model: GPTSettings, world_size: int, batch: int, compiles: bool) -> None:
     _compare(run_of(model, batch, compiles=compiles), world_size)
