@@ -24,6 +24,7 @@ from lmtrain.runtime.processes.process_group import open_process_group
 from lmtrain.runtime.processes.rendezvous import open_run_store, report_refusal, wait_for_all_ranks
 from lmtrain.runtime.processes.stop_signals import Stopped
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
 TOKEN, OTHER = "0123456789abcdef" * 2, "f" * 32
 NO_ADDRESS = b"\xff" * 64  # gloo reads a length from the front
@@ -125,7 +126,7 @@ def test_a_rank_that_comes_twice_is_refused(store: Any) -> None:
         open_run_store(rank(1, 3), 20.0)
 
 
-@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (3, 2, 3)])
+@pytest.mark.parametrize("sizes", [pytest.param((2, 3), marks=pytest.mark.wide), (3, 2), (3, 2, 3)])
 def test_ranks_that_were_started_as_other_numbers_are_all_told_so(store: Any, sizes: tuple[int, ...]) -> None:
     for error in together(*[None] * len(sizes), sizes=sizes).values():
         assert isinstance(error, LmtrainError)
@@ -186,7 +187,7 @@ def test_the_first_of_several_that_are_refused_is_named(store: Any) -> None:
     assert str(error).endswith(("rank 1 on here cannot start: full", "rank 2 on here cannot start: full"))
 
 
-@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("who", [2, *wide(0)])  # rank 0 stays until the others have heard, or for seconds
 def test_a_launcher_that_is_refused_speaks_for_its_ranks(store: Any, who: int) -> None:
     """Two of four ranks, one of which may have come before its launcher ended it; the others wait for none of them."""
     node = ProcessEnv(who, 4, 0, "torchrun", "n2", num_ranks=2)

@@ -27,14 +27,9 @@ CASES: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
 ]
 
 
-# the rest of the schedules `make test` has in tests/layouts, and beside torch's in test_pipeline_twin.py
-FEW = {"1f1b, uneven"}
-
-
-@pytest.mark.parametrize(
-    ("name", "parallel", "count", "model"),
-    [pytest.param(*case, id=case[0], marks=() if case[0] in FEW else pytest.mark.wide) for case in CASES],
-)
+# because: `make test` has the schedules in tests/layouts, and beside torch's in test_pipeline_twin.py
+@pytest.mark.wide
+@pytest.mark.parametrize(("name", "parallel", "count", "model"), [pytest.param(*case, id=case[0]) for case in CASES])
 def test_fp32_equals_one_process(
     pool: Pool, name: str, parallel: dict[str, Any], count: int, model: dict[str, Any]
 ) -> None:
