@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,14 @@ from hypothesis import strategies as st
 
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import packing
-from lmtrain.data.samples.packing import PackedDataset, Packing, best_fit, best_fit_twin
+from lmtrain.data.samples.packing import (
+    PackedDataset,
+    Packing,
+    best_fit,
+    best_fit_twin,
+    copy_rows,
+    copy_rows_twin,
+)
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.errors import DataError
 from lmtrain.runtime import compiled_helpers
@@ -158,3 +167,12 @@ def test_the_compiled_fit_refuses_what_cannot_be(sizes: list[int], capacity: int
         return
     with pytest.raises(ValueError, match="must lie in"):
         compiled_helpers.lib.best_fit(np.array(sizes, np.int32), capacity)
+
+
+@pytest.mark.parametrize("copy", [copy_rows, copy_rows_twin])
+@pytest.mark.parametrize("tokens", [[4, 1, 2, 0], [1, 4, 2, 0], [1, 2, 0, 4], [1, -1, 2, 0]])
+def test_ids_are_valid_up_to_the_last_of_the_vocabulary(copy: Callable[..., Any], tokens: list[int]) -> None:
+    one = np.array([0]), np.array([3]), np.array([0])
+    for vocab_size in (4, 5):
+        *_, ids_valid = copy(np.array(tokens, np.int32), *one, 1, 3, vocab_size)
+        assert ids_valid == (vocab_size == 5 and -1 not in tokens)
