@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.errors import UsageError
 from lmtrain.eval import tasks as room
-from lmtrain.eval.task import all_tasks, bits_per_byte, find_task, perplexity
+from lmtrain.eval.task import all_tasks, bits_per_byte, choose_window, find_task, perplexity
 
 
 def test_every_file_of_the_folder_offers_tasks() -> None:
@@ -36,6 +36,23 @@ def test_an_id_names_a_stride_and_a_window(name: str, found: str, seq_len: int |
     task = find_task(name)
     assert (task.id, task.seq_len) == (found, seq_len)
     assert all(task.seq_len is None for task in all_tasks().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "window"),
+    [
+        ("perplexity", None, 16), ("perplexity", 4, 4), ("perplexity", 16, 16), ("perplexity-s4", None, 4),
+        ("perplexity-s4", 4, 4), ("perplexity-s4", 8, "--seq-len=8 contradicts the window in --task=perplexity-s4"),
+        ("perplexity", 17, "A window of 17 tokens is longer than the 16 positions"),
+        ("perplexity-s20", 20, "A window of 20 tokens is longer than the 16 positions"),
+    ],
+)  # fmt: skip
+def test_a_window_is_that_of_the_id_or_the_option_or_the_model(name: str, asked: int | None, window: int | str) -> None:
+    if isinstance(window, int):
+        assert choose_window(find_task(name), 16, asked) == window
+    else:
+        with pytest.raises(UsageError, match=window):
+            choose_window(find_task(name), 16, asked)
 
 
 @pytest.mark.parametrize(
