@@ -6,15 +6,44 @@ import io
 import pickle
 import struct
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, DataError
-from lmtrain.exchange.torch_files.read_pickle_as_data import MAX_PICKLE_BYTES, BoundedFile, read_pickle
+from lmtrain.exchange.torch_files.read_pickle_as_data import (
+    MAX_PICKLE_BYTES,
+    BoundedFile,
+    CallRecord,
+    Global,
+    PersistentId,
+    read_pickle,
+)
 from lmtrain.exchange.torch_files.read_pt_files_without_torch import StoredTensor, TorchFile
 from tests.unit.exchange.torch_files import hostile
+
+ORDERED = b"ccollections\nOrderedDict\n"
+CALLED = Global("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"K\x01(NN1", 1),
+        (ORDERED + b"}N\x88s\x85R", {None: True}), (ORDERED + b"](N\x88\x86e\x85R", {None: True}),
+        (b"ca\nb\nK\x01\x85}\x8c\x01kK\x02s\x92", CallRecord(CALLED, (1,), items={"k": 2})),
+        (b"(K\x01ia\nb\n", CallRecord(CALLED, (1,))),
+        (b"(ca\nb\nK\x01o", CallRecord(CALLED, (1,))),
+        (b"Pname\n", PersistentId("name")),
+    ],
+)  # fmt: skip
+def test_calls_and_names_become_records(data: bytes, value: object) -> None:
+    found = read_pickle(io.BytesIO(data + b"."), "a.pt")
+    assert str(found) == str(value)  # because: each record is equal to itself alone
+    with pytest.raises(DataError, match=r"a\.pt holds a (pickle that is cut short|damaged pickle)"):
+        read_pickle(io.BytesIO(data), "a.pt")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +58,8 @@ from tests.unit.exchange.torch_files import hostile
         (b"}(" + b"K\x01" * 20 + b"tNs", "a key in the pickle has 20 parts"),
         (b"]cbuiltins\nlist\nK\x01\x85R", "from a value that is not a list"),
         (b"N" + b"p" + b"9" * 30 + b"\n", "a key in the pickle is a number beyond"),
+        (ORDERED + b"](" + b"(" + b"K\x01" * 20 + b"tN\x86e\x85R", "a key in the pickle has 20 parts"),
+        (b"Nt", "finds no mark"), (b"(0N(s", "finds a mark"), (b"N\x94i", "damaged pickle"),
         pytest.param(b"N" * 5_600_000, "makes more than", marks=pytest.mark.wide),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -68,6 +99,18 @@ def test_what_cannot_be_a_tensor_is_refused(data: bytes, says: str, tmp_path: Pa
         TorchFile(tmp_path / "a.pt")
 
 
+def test_an_archive_that_means_something_else_is_refused(tmp_path: Path) -> None:
+    one = hostile.state("model", hostile.tensor(hostile.text("0")))
+    hostile.archive(tmp_path / "big.pt", one, byteorder=b"big", **{"data/0": bytes(4)})
+    hostile.archive(tmp_path / "view.pt", one.replace(b"K\x01tQ", b"K\x01)tQ"), **{"data/0": bytes(4)})
+    hostile.archive(tmp_path / "twice.pt", one, **{"data/0": bytes(4)})
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "twice.pt", "a") as file:
+        file.writestr("archive/data/0", bytes(4))
+    for name, says in (("big", "big-endian"), ("view", "a view of another"), ("twice", "two entries of the same name")):
+        with pytest.raises(DataError, match=says):
+            TorchFile(tmp_path / f"{name}.pt")
+
+
 def test_an_entry_longer_than_its_file_is_refused(tmp_path: Path) -> None:
     for name in ("data.pkl", "byteorder", "data/0"):
         hostile.archive(tmp_path / "a.pt", hostile.state("model", b"N"), **{"data/0": bytes(4)})
@@ -100,7 +143,11 @@ def test_an_archive_without_sums_is_read(tmp_path: Path) -> None:
         torch.save({"a": torch.arange(5.0)}, tmp_path / "a.pt")
     finally:
         torch.serialization.set_crc32_options(True)
-    assert torch.equal(TorchFile(tmp_path / "a.pt").value["a"].read(), torch.arange(5.0))
+    stored = TorchFile(tmp_path / "a.pt").value["a"]
+    assert torch.equal(stored.read(), torch.arange(5.0))
+    (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"a\.pt is cut short"):
+        stored.read()
 
 
 class _Given(io.RawIOBase):
