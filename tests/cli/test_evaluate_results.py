@@ -151,6 +151,18 @@ def test_other_questions_are_not_compared(run: Path, held_out: Path, tmp_path: P
     call(run, *asked("perplexity", held_out), "--output", bare)
     assert "protocol perplexity and perplexity-first5" in call("--compare", whole, part, code=65)
     assert "without --samples" in call("--compare", whole, bare, code=2)
+    both, output = tmp_path / "d.json", tmp_path / "compared.json"
+    tasks = asked("perplexity", held_out) + asked("lambada/megatron-strict", held_out)
+    call(run, *tasks, "--output", both, "--samples", tmp_path / "d.jsonl")
+    left_out = document(both)["results"][1]["protocol"] + f" only in {both}"
+    assert f"left out: {left_out}" in call("--compare", both, whole, "--output", output)
+    assert document(output)["left_out"] == [left_out]
+    for key, value, said in (("num_items", 3, "must have one value for each item of the results"),
+                             ("task", "x", f"have no task in common: perplexity only in {whole}")):  # fmt: skip
+        found = document(bare) | {"samples": document(whole)["samples"]}
+        found["results"][0][key] = value
+        part.write_text(json.dumps(found))
+        assert said in call("--compare", whole, part, code=65)
     (tmp_path / "a.jsonl").write_text("{}\n")
     assert "was changed after it was written" in call("--compare", whole, part, code=65)
     whole.write_text('{"format": "other"}')

@@ -322,6 +322,8 @@ def test_a_verb_without_processes_of_its_own_names_the_layout() -> None:
     text = lmtrain("slurm", "render", "data.path=x", "--num-gpus", "2", "--lr", "1", code=2)
     assert "--num-gpus 2 is parallel.dp_shard=2 here." in text
     assert "--nproc" not in text
+    text = lmtrain("slurm", "render", "data.path=x", "parallel.dp_shard=2", "--num-gpus", "2", "--lr", "1", code=2)
+    assert "--num-gpus 2: The number of processes follows from the layout." in text
     planned = lmtrain("plan", "hardware=h100", "model=gpt2", "--num-gpus", "2", code=2)
     assert final_words(planned) == ["plan", "hardware=h100", "model=gpt2", "gpus=2"]
 

@@ -93,6 +93,23 @@ def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any])
     assert f"{tmp_path / 'bad' / 'metrics.jsonl'} is damaged or was not written by lmtrain: the time of a row" in said
 
 
+@pytest.mark.parametrize(
+    ("rows", "words", "code", "said"),
+    [
+        (_rows()[:7], ["hardware=cpu"], 65, "has recorded 1 step times with the full batch after its first 5 steps"),
+        ([row | {"stage": "a"} for row in _rows()], ["hardware=cpu"], 65, "has recorded 0 step times"),
+        (_rows(), ["hardware=cpu", "hardware=h100"], 2, "hardware=h100 cannot be given to --calibrate"),
+        (_rows(), ["hardware.power_W=9"], 2, "hardware is not given; a plan needs a machine."),
+        (_rows(), [], 2, "--calibrate fits one machine, but the machines in the settings of the runs are: none."),
+    ],
+)
+def test_runs_and_words_that_make_no_machine(
+    tmp_path: Path, rows: list[dict[str, Any]], words: list[str], code: int, said: str
+) -> None:
+    runs = _run(tmp_path / "good", _rows()), _run(tmp_path / "bad", rows)
+    assert said in lmtrain("plan", "--calibrate", *runs, *words, code=code)
+
+
 def test_what_is_done_between_steps_is_no_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         calibrate_to_measured_steps, "calibrate", lambda machine, runs: Calibration(machine, [0.0, 0.0], [0.0, 0.0])

@@ -57,6 +57,38 @@ def test_refused_with_a_way_out(toy: Toy, tmp_path: Path, override: str, words: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("pretrain data.path=x optim.betas=auto", 2, "Leave it out for the default, or give a list of numbers."),
+        ("pretrain data.path=x train.rampup=off", 2, "Write train.rampup=null."),
+        ("pretrain data.path=x 1a=", 2, "'1a=' is not an override ('1a' is not a valid key)."),
+        ("plan gpus=8 model=gpt2 hardware_power_W=3", 2, "Did you mean hardware.power_W=3?"),
+        ("plan gpus=8 model=gpt2 hardware=h100 hardware_power_W=", 2, "Did you mean hardware.power_W=VALUE?"),
+        ("inspect run --format json", 2, "--format json is not an option of lmtrain inspect. Use --json."),
+        ("inspect docs.txt", 66, "docs.txt is neither a run folder (it has no metrics.jsonl), nor a checkpoint"),
+        ("inspect docs.pdf", 66, "docs.pdf is a PDF"),
+        ("reshard run dtype=", 2, "dtype= is not a file, and --dtype is no option here. Leave it out."),
+        ("preprocess docs.txt --append-eods=false", 2, "--append-eods is not an option of lmtrain preprocess. Did you "
+         "mean to leave it out?"),
+        ("export run x.gguf", 2, "x.gguf is too much for lmtrain export, which takes CHECKPOINT alone. GGUF is not"),
+        ("branch run --at 1 --decay 5", 2, "--decay=5 is not a share of the branch's run. Use 5%."),
+        ("branch run --at 1 --decay 0.2", 2, "Use 20%."),
+        ("eval --compare run run parallel.tp=1", 2, "error: No --task was given."),
+        ("tokenizer train docs.txt --output run --vocab-size 300", 73, "run is a run or a checkpoint, whose tokenizer"),
+        ("slurm", 2, "render"),
+    ],
+)  # fmt: skip
+def test_a_line_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    for name in ("run/config.json", "docs.txt", "docs.pdf"):
+        Path(name).write_text("{}")
+    assert words in lmtrain(*line.split(), code=code)
+
+
 def test_a_missing_dataset(toy: Toy, tmp_path: Path) -> None:
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run", data__path=tmp_path / "none"), code=66)
     assert str(tmp_path / "none") in output

@@ -120,8 +120,6 @@ def is_about(problem: str, key: str) -> bool:
 
 def _foreign_words(command: TypedLine) -> list[tuple[str, ...]]:
     """Return the words KEY=VALUE of a command that takes settings whose keys are none."""
-    if not command.takes_settings:
-        return []
     own = _OWN_WORDS.get(command.verb, ())
     return [
         unit for unit in command.units

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -56,6 +57,17 @@ def test_kinds_are_found_in_the_rooms_settings_files() -> None:
     assert "gpt" in found
     assert all(cls.kind == word and issubclass(cls, ModelSettings) for word, cls in found.items())
     assert issubclass(ModelSettings, Choice)
+
+
+def test_two_classes_of_one_kind_are_refused() -> None:
+    class Cup(Choice):
+        file_ending: ClassVar[str] = "test_base"
+        package: ClassVar[str] = "tests.unit.config"
+
+    for _ in range(2):
+        type("Mug", (Cup,), {"kind": "mug", "__module__": __name__})
+    with pytest.raises(SettingsError, match=rf"^Two classes have kind=mug, in {__name__} and {__name__}\."):
+        kinds(Cup)
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "null"), (True, "true"), (3, "3"), ("a", "a")])

@@ -119,6 +119,19 @@ def test_unknown_names_are_answered_with_near_ones(mine: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("defaults", "word", "said"),
+    [
+        ("[_self_]", "~drink", "~drink removes drink, which is not chosen. Leave it out."),
+        ("[_self_]", "drink=tea", "drink=tea changes drink, which no defaults list names. Write +drink=tea."),
+        ("[{drink: tea}, {/drink: coffee}, _self_]", "a=1", "has chosen it. Write `- override /drink: coffee`."),
+    ],
+)
+def test_groups_and_defaults_that_contradict_each_other(mine: Path, defaults: str, word: str, said: str) -> None:
+    (mine / "mini.yaml").write_text(f"defaults: {defaults}\na: 2\n", encoding="utf-8")
+    assert said in _refused(mine, word)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("drink:\n  _target_: os.getcwd\n", "drink._target_ names code"),

@@ -16,11 +16,13 @@ TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "
     [
         ("${a.b}", 2), ("${ a.b }", 2), ("${a.c}", {"d": [3, {"e": "x"}]}), ("${a.c.d[1].e}", "x"), ("${a.c.d.0}", 3),
         ("runs/${a.b}-${yes}-${n}", "runs/2-true-null"), ("\\${a.b}", "${a.b}"), ("$${a.b}", "$2"),
+        ("${ref.d[0]}", 3),
         ("\\${${a.b}}", "${2}"), ("$${env}", "${oc.env:HOME}"), ("${kept}", "${a.b}"), ("x${kept}", "x${a.b}"),
     ],
 )  # fmt: skip
 def test_a_reference_is_its_value(text: str, value: Any) -> None:
-    plain, problems = resolve_references(TREE | {"env": "{oc.env:HOME}", "kept": "\\${a.b}", "here": text})
+    texts = {"env": "{oc.env:HOME}", "kept": "\\${a.b}", "ref": "${a.c}", "here": text}
+    plain, problems = resolve_references(TREE | texts)
     assert problems == []
     assert plain["here"] == value
 

@@ -111,6 +111,8 @@ def test_whatever_is_written_is_read_or_refused(tmp_path_factory: pytest.TempPat
 def test_what_is_no_plain_file(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="does not exist"):
         read_yaml(tmp_path / "none.yaml")
+    with pytest.raises(MissingInputError, match=r"x\.yaml cannot be read: File name too long\. Make it readable"):
+        read_yaml(tmp_path / f"{'x' * 300}.yaml")
     with pytest.raises(MissingInputError, match="is a folder"):
         read_yaml(tmp_path)
     os.mkfifo(tmp_path / "pipe.yaml")
