@@ -18,6 +18,7 @@ from tests.mutants.numbering import keys_and_places, number_statements
 from tests.mutants.workers import SUITES
 
 GPU, EXTRA, SLOW, TWIN = "a GPU", "an extra", "`make test-slow`", "an installation without compiled helpers"
+LOSS = "a process that is lost, stopped or hindered at one moment"
 # what a statement wants -> file or file:function, as patterns
 EXCUSED = {
     GPU: (
@@ -37,6 +38,16 @@ EXCUSED = {
     EXTRA: (
         "lmtrain/eval/harness.py", "lmtrain/cli/harness.py", "lmtrain/observe/sinks/weights_and_biases.py",
         "lmtrain/api/read_run_metrics.py:Metrics.to_pandas",
+    ),
+    LOSS: (
+        "lmtrain/observe/hang_watch/*", "lmtrain/runtime/processes/fork_server.py",
+        "lmtrain/runtime/processes/local_rank_launcher.py", "lmtrain/runtime/processes/start_rank_processes.py",
+        "lmtrain/runtime/processes/rendezvous.py", "lmtrain/runtime/processes/stop_signals.py",
+        "lmtrain/start/launch_ranks.py", "lmtrain/start/run_attempt_bookkeeping.py",
+        "lmtrain/start/sweep_runs.py:_CommandRunner.run", "lmtrain/start/dataset_from_text.py:_sizes_below",
+        "lmtrain/start/evaluation/run_tasks.py:Session.write_samples", "lmtrain/cli/main.py:_ExitHandler.__call__",
+        "lmtrain/cli/main.py:_main", "lmtrain/train/in_loop/save_and_stop_requests.py",
+        "data_tools/read/process_portions_in_workers.py",
     ),
     SLOW: ("lmtrain/cli/demo_command.py",),
     TWIN: (
