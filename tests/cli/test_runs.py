@@ -47,7 +47,10 @@ def test_the_table_and_its_filters(runs: Path) -> None:
     assert listed("list", runs) == found
     assert [*listed(runs, "--state", "killed", "--state", "failed")] == ["killed"]
     assert [*listed(runs, "--where", "optim.lr=0.001", "--where", "train.steps=6")] == ["deep/b"]
-    assert listed(runs, "--where", "optim.lr=7") == {}
+    for where in ("optim.lr=7", "train.steps=six", "model.positions=rotary", "data.tokenizer=none"):
+        assert listed(runs, "--where", where) == {}
+    for where in ("optim.lr=3e-3", "train.steps=6.0", "model.positions=learned", "data.tokenizer=null"):
+        assert "a" in listed(runs, "--where", where)
     assert [*listed(runs / "a", runs / "deep")] == ["a", "b"]
     assert "killed" in lmtrain("runs", runs)
     for columns in (60, 80, 120):
@@ -111,6 +114,9 @@ def test_what_is_refused(runs: Path) -> None:
     assert "is not the folder of a run" in lmtrain("runs", "diff", runs / "a", runs / "empty", code=66)
     assert "Did you mean grad_norm?" in lmtrain("runs", "plot", runs / "a", "--key", "grad_nrm", code=2)
     assert "Did you mean tokens?" in lmtrain("runs", "plot", runs / "a", "--by", "token", code=2)
+    assert "no number to plot for --key=skipped" in lmtrain(
+        "runs", "plot", runs / "a", "--key", "skipped", "--log", code=65
+    )
 
 
 def test_two_runs_that_part(runs: Path) -> None:

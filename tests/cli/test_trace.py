@@ -27,6 +27,14 @@ def test_tables_and_a_file_that_a_viewer_opens(tmp_path: Path) -> None:
     assert problems(json.loads((tmp_path / "trace" / "trace.json").read_text())) == []
 
 
+def test_of_many_ranks_the_slowest_are_listed(tmp_path: Path) -> None:
+    Made(layout=Layout(tp=16), slow={7: 1.25}, num_microbatches=1, steps=(10,)).write(tmp_path)
+    shown = on_terminal("trace", tmp_path, columns=80)
+    listed = [line.split() for line in shown.partition("own work")[2].splitlines() if "  rank " in line]
+    assert (len(listed), listed[0][1:9]) == (10, ["rank", "7", "pp", "0,", "dp", "0,", "tp", "7"])
+    assert [int(words[0]) for words in listed] == sorted((int(words[0]) for words in listed), reverse=True)
+
+
 def test_waiting_within_a_stage_is_said_within_the_screen(tmp_path: Path) -> None:
     made = Made(layout=Layout(tp=2), slow={1: 1.5}, num_microbatches=2, steps=(10, 11))
     made.summing = 20.0  # what takes long has a long bar beside it
@@ -99,3 +107,6 @@ def test_a_start_without_a_whole_step(tmp_path: Path) -> None:
     assert "no whole step" in shown
     assert "no step was recorded to its end" in shown
     assert "rank 1 has recorded no span" in shown
+    assert "--step=3 cannot be shown: start 1 has no completely recorded step" in lmtrain(
+        "trace", tmp_path, "--step", 3, code=2
+    )
