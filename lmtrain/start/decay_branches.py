@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lmtrain.train.run_stage_settings import stage_may_set, unused_stage_name
 from lmtrain.units import parse_count
 
 _STAGE = "decay"
+_PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/-]*", re.ASCII)
 _SHAPES = {
     "linear": "{kind: linear}", "cosine": "{kind: cosine, min_ratio: 0}",
     "sqrt": "{kind: wsd, decay: sqrt, decay_fraction: 1}",
@@ -181,14 +183,16 @@ def _settings_there(there: RunConfig, parent: RunConfig, step: int, name: str) -
 
 def _literal(value: Any) -> str:
     """Return a setting's value (number, text, list, dict, ...) as text for the right side of an override KEY=VALUE;
-    texts with special characters are quoted for Hydra's grammar.
+    texts with special characters, and those that Hydra's grammar would read as something else, are quoted.
     """
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}: {_literal(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_literal, value))}]"
-    is_plain = not isinstance(value, str) or value.replace("/", "").replace("_", "").replace("-", "").isalnum()
-    return show(value) if is_plain else hydra_quoted(value)
+    if not isinstance(value, str):
+        return show(value)
+    is_plain = _PLAIN_TEXT.fullmatch(value) and value.lower() not in ("null", "true", "false", "nan", "inf")
+    return value if is_plain else hydra_quoted(value)
 
 
 def _short(step: int) -> str:
