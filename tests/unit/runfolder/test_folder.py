@@ -72,6 +72,9 @@ def test_a_run_that_starts_again_is_not_over(tmp_path: Path, monkeypatch: pytest
     now, stopped = datetime.now(UTC), {"cause": "SIGTERM", "exit_code": 75}
     other = {"host": "other", "began": now.isoformat(), "stop_before": stop_stamp(tmp_path)}
     assert state(stopped, **other) == "out of sight"
+    assert run_state(tmp_path, stopped)["process"] == f"process {os.getpid()} on other, which starts the run"
+    for began in (None, "yesterday", 7):
+        assert state(stopped, **other | {"began": began}) == "stopped"
     assert state(stopped, **other | {"began": (now - timedelta(hours=1)).isoformat()}) == "stopped"
     assert state(stopped, **other | {"stop_before": None}) == "stopped"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.observe.history.read_metrics_columns import read_record
 from lmtrain.observe.metrics import MetricsLog
-from lmtrain.runfolder.metrics_rows import read_last_rows, read_metrics
+from lmtrain.runfolder.metrics_rows import ROW_BYTES, read_last_rows, read_lines, read_metrics
 
 
 def _row(event: str, step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
@@ -51,6 +51,13 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text('{"event": "step", "step": 1}\n{"event": "st\n{"event": "step", "step": 2}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 2, ROW_BYTES, ROW_BYTES + 1, 2 * ROW_BYTES + 7])
+def test_of_a_line_that_is_too_long_the_rest_is_skipped(tmp_path: Path, more: int) -> None:
+    (tmp_path / "m").write_bytes(b"x" * (ROW_BYTES + more) + b"\nlast\n")
+    first, *rest = read_lines(tmp_path / "m")
+    assert (len(first), rest) == (ROW_BYTES + min(more + 1, 1), [b"last\n"])
 
 
 def test_a_file_of_nothing_is_not_read_to_its_end(tmp_path: Path) -> None:
