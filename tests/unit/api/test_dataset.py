@@ -51,6 +51,12 @@ def test_documents_by_number_slice_and_turn(dataset: lmtrain.Dataset, tokenizer:
     assert dataset[0].tolist() == expected[0]
 
 
+def test_a_notebook_shows_what_it_is(dataset: lmtrain.Dataset) -> None:
+    num_documents, num_tokens = len(TEXTS), sum(len(dataset[i]) for i in range(len(TEXTS)))
+    assert repr(dataset) == f"<lmtrain.Dataset {dataset.prefix} of {num_documents} documents, {num_tokens} tokens>"
+    assert repr(dataset.tokenizer) == f"<lmtrain.Tokenizer BPE with {dataset.tokenizer.vocab_size} tokens>"
+
+
 def test_texts_come_back(dataset: lmtrain.Dataset) -> None:
     assert [dataset.decode(number) for number in (0, 1, 2, -1)] == TEXTS
     assert dataset.tokenizer.decode(dataset[1]) == f"{TEXTS[1]}<|endoftext|>"

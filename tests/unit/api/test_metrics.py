@@ -78,6 +78,12 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         lmtrain.metrics(tmp_path)
 
 
+def test_a_notebook_shows_what_they_are(tmp_path: Path) -> None:
+    told = [repr(write(tmp_path / "a", *(step(number, 5.0) for number in numbers))) for numbers in ((), (10, 2000))]
+    assert told[0] == f"<lmtrain.Metrics {tmp_path / 'a'}: 0 steps; step, seconds>"
+    assert told[1] == f"<lmtrain.Metrics {tmp_path / 'a'}: 2 steps up to step 2,000; step, attempt, loss, seconds>"
+
+
 def test_a_run_without_steps_has_empty_arrays(tmp_path: Path) -> None:
     assert write(tmp_path, {"event": "start", "step": 0})["step"].tolist() == []
 

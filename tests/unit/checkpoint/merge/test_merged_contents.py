@@ -14,6 +14,7 @@ import pytest
 from lmtrain.checkpoint.disk.checkpoint_format import MANIFEST
 from lmtrain.checkpoint.merge import average_checkpoint_contents
 from lmtrain.checkpoint.merge.merge_coefficients import merge_weights
+from lmtrain.checkpoint.read_merge_record import merge_record
 from lmtrain.checkpoint.read_verified_contents import Contents
 from lmtrain.errors import CheckpointError, OutputError, StorageError, UsageError
 from lmtrain.runfolder.lineage import file_sha256
@@ -23,6 +24,7 @@ from tests.unit.checkpoint.layouts import MODELS, assert_same, bytes_of, draw, r
 from tests.unit.checkpoint.merge.merges import SMALL, mean_of, merge_to, merged, write_run, write_step
 from tests.unit.checkpoint.merge.test_merge_weights import MEANS
 
+PARENT = {"run": "a", "checkpoint": "a/step_00000004", "step": 4, "manifest_sha256": "0" * 64, "weight": 0.5}
 MIXED = ("tp=2,pp=2", "dp=2,tp=2", "dp_replicate=2,dp_shard=2,zero=3", "pp=3,dp_replicate=2,zero=0")
 
 
@@ -182,3 +184,21 @@ def test_outputs_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StorageError, match="1000 B free"):
         merge_to(tmp_path / "out", paths)
     assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"parents": []}, "names no parents"), ({"mean": 7}, "no mean"), ({"moments": None}, "no moments"),
+        ({"parents": [{"run": "a"}]}, "checkpoint"), ({"parents": 3}, "not iterable"),
+        *(({"parents": [PARENT | {key: wrong}]}, "is not a checkpoint with its weight")
+          for key, wrong in (("run", 1), ("step", -1), ("step", 1.5), ("weight", "0.5"), ("weight", True))),
+    ],
+)  # fmt: skip
+def test_a_damaged_record_of_a_merge_is_refused(change: dict[str, object], says: str) -> None:
+    entry = {"mean": "uniform", "moments": "none", "parents": [PARENT]}
+    record = merge_record({"merged": entry}, "here")
+    assert record is not None
+    assert record.parents[0].weight == 0.5
+    with pytest.raises(CheckpointError, match=f"here does not state how it was merged: .*{says}"):
+        merge_record({"merged": entry | change}, "here")
