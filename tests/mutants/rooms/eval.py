@@ -92,13 +92,4 @@ MUTANTS = [
         "the published one's.",
         only_for="files that begin or end in blanks, as wiki.test.tokens does",
     ),
-    Mutant(
-        name="baselines_are_divided_by_the_bytes_of_all_items",
-        file="lmtrain/eval/statistics.py",
-        function="_baseline_result",
-        old='float(prepared.text_columns["bytes"].sum())',
-        new="float(prepared.facts.num_bytes)",
-        breaks="The baselines' bits per byte are far too small, so that the model seems to be worse than counting.",
-        only_for="--baseline together with --limit",
-    ),
 ]

@@ -37,15 +37,6 @@ MUTANTS = [
         only_for="schedule.decay=cosine",
     ),
     Mutant(
-        name="inverse_sqrt_is_a_step_ahead",
-        file="lmtrain/optim/schedule_settings.py",
-        function="InverseSqrtSettings.after_warmup",
-        old="math.sqrt(start / max(start, step))",
-        new="math.sqrt(start / max(start, step + 1))",
-        breaks="The learning rate is that of the next step, so the peak is left a step early.",
-        only_for="the inverse_sqrt schedule, visibly with a short warm-up alone",
-    ),
-    Mutant(
         name="lamb_has_adamws_eps",
         file="conf/optim/lamb.yaml",
         function="",

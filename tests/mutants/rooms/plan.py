@@ -4,15 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="room_in_decimal_gigabytes",
-        file="lmtrain/plan/cost_model/hardware_figures.py",
-        function="Hardware.memory_bytes",
-        old="self.memory_GiB * 2**30",
-        new="self.memory_GiB * 1e9",
-        breaks="The memory of a device counts as 7% less than it is, so layouts that fit are said not to.",
-        only_for="layouts that fill the last 7% of what may be used",
-    ),
-    Mutant(
         name="optimizer_is_shared_among_copies_too",
         file="lmtrain/plan/cost_model/step_time_and_energy.py",
         function="price_step",
@@ -40,14 +31,5 @@ MUTANTS = [
         breaks="The network of a DGX A100 counts as one of its eight adapters, so what crosses nodes is priced eight "
         "times too slow.",
         only_for="hardware=a100_80gb on more than one node",
-    ),
-    Mutant(
-        name="every_layer_of_a_pattern_is_priced_as_one_with_a_window",
-        file="lmtrain/plan/cost_model/step_time_and_energy.py",
-        function="_attention_seconds",
-        old="window_share = np.where(cases.window > 0, cases.window_share, 0.0)",
-        new="window_share = np.where(cases.window > 0, 1.0, 0.0)",
-        breaks="Layers that read all tokens are priced as if they read a window, and long sequences look cheap.",
-        only_for="layer_pattern with both kinds of layers",
     ),
 ]

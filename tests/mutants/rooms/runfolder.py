@@ -23,13 +23,4 @@ MUTANTS = [
         "removes the newer.",
         only_for="steps of more digits than others in the folder, from 100,000,000 on",
     ),
-    Mutant(
-        name="queued_again_though_stopped_for_good",
-        file="lmtrain/runfolder/stop_json_writer.py",
-        function="write",
-        old="exit_code in _REQUEUE_CODES",
-        new="exit_code in (*_REQUEUE_CODES, 79)",
-        breaks="stop.json says that the job is to be queued again, though somebody has asked for no more steps.",
-        only_for="runs that a STOP file has ended",
-    ),
 ]

@@ -85,13 +85,4 @@ MUTANTS = [
         breaks="Warnings of a rank come late, behind those of others, and what it said last is lost when it is killed.",
         only_for="forked ranks whose standard error is a pipe or a file, as that of all but rank 0 is",
     ),
-    Mutant(
-        name="overwriting_replaces_files_of_another_kind",
-        file="lmtrain/runtime/files/existing_output.py",
-        function="check_output",
-        old="if not has_type or not (is_empty or kind.fits(path)):",
-        new="if not overwrite and (not has_type or not (is_empty or kind.fits(path))):",
-        breaks="--overwrite replaces a file of another kind, such as a text by a dataset.",
-        only_for="--overwrite, of an output that names a file which no such command wrote",
-    ),
 ]

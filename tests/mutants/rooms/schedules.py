@@ -14,16 +14,6 @@ MUTANTS = [
         only_for="zb_h1 and zb_v",
     ),
     Mutant(
-        name="message_between_stages_of_one_rank_takes_time",
-        file="lmtrain/schedules/schedule_simulator.py",
-        function="simulate",
-        old="if table.rank_of[prerequisite.stage] != rank else 0.0)",
-        new="if prerequisite.stage != action.stage else 0.0)",
-        breaks="A replay charges a message where a rank hands hidden states to itself, so a trace's replayed pipeline "
-        "takes too long.",
-        only_for="zb_v, on the rank where the pipeline turns round, with messages that take time",
-    ),
-    Mutant(
         name="check_lets_doubled_actions_pass",
         file="lmtrain/schedules/table.py",
         function="ScheduleTable.__post_init__",

@@ -4,15 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="a_branch_keeps_the_text_of_its_source",
-        file="lmtrain/start/settings_from_earlier_run.py",
-        function="SourceRun._data_settings",
-        old="if not drops_text:",
-        new="if True:",
-        breaks="A branch of a run that was made of a text is refused, or makes the same dataset once more for itself.",
-        only_for="--from-run with another run.dir, of a run that was started with data.text",
-    ),
-    Mutant(
         name="branch_warms_up_again",
         file="lmtrain/start/training_stages_of_branch.py",
         function="BranchPoint.rewrite",
@@ -20,24 +11,6 @@ MUTANTS = [
         new="{}",
         breaks="The learning rate of a branch begins at almost 0 and rises for as long as at the start of the run.",
         only_for="branches on other data with a typed schedule",
-    ),
-    Mutant(
-        name="later_stages_are_dropped_though_one_is_typed",
-        file="lmtrain/start/training_stages_of_branch.py",
-        function="BranchPoint._cut_before_new_stages",
-        old="if stage.end_step > self.step]",
-        new="if stage.end_step > self.step][:1]",
-        breaks="A typed setting of a later stage of the trunk is lost with the stage.",
-        only_for="branches that type a new stage beside one that the trunk has ahead",
-    ),
-    Mutant(
-        name="branch_moves_on_with_its_trunk",
-        file="lmtrain/start/settings_from_earlier_run.py",
-        function="SourceRun.branch_checkpoint",
-        old="for parent in read_lineage(folder)[-1:]:",
-        new="for parent in read_lineage(folder)[:0]:",
-        breaks="A branch that was stopped before its first checkpoint plans its stages from a later step of the trunk.",
-        only_for="--from-run RUN of a trunk that still trains",
     ),
     Mutant(
         name="megatrons_window_lacks_the_token_itself",
@@ -86,43 +59,5 @@ MUTANTS = [
         new="|| saved=$(newest)",
         breaks="A job ends for good with 93 after its fourth lost task, though checkpoints were saved between them.",
         only_for="jobs that lose a task four times or more",
-    ),
-    Mutant(
-        name="step_times_with_validations_in_them",
-        file="lmtrain/start/plans/calibrate_on_runs.py",
-        function="_step_times",
-        old="in pairwise(rows):",
-        new='in pairwise([row for row in rows if row["event"] == "step"]):',
-        breaks="Time of validations, evaluations and saves counts as time of steps, and the machine is fitted to be "
-        "slower than it is.",
-        only_for="calibrating by runs that validate, evaluate or save between rows of steps",
-    ),
-    Mutant(
-        name="a_merge_stands_below_its_oldest_ancestor",
-        file="lmtrain/start/facts_of_outputs/family_of_runs.py",
-        function="family_rows",
-        old="lineage[depth - 1] if depth else None",
-        new="lineage[0] if depth else None",
-        breaks="The tree of runs shows a merged checkpoint below the oldest run of its family, not below the run of "
-        "its newest parent.",
-        only_for="ancestors that are not listed themselves, of a run with three ancestors or more",
-    ),
-    Mutant(
-        name="copies_numbered_the_wrong_way_round",
-        file="lmtrain/start/facts_of_outputs/facts_of_trace.py",
-        function="_coordinate_facts",
-        old="coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard",
-        new="coordinate.dp_shard * segment.layout.dp_replicate + coordinate.dp_replicate",
-        breaks="`lmtrain trace` gives ranks the dp coordinate of another copy.",
-        only_for="layouts with dp_replicate and dp_shard both above 1",
-    ),
-    Mutant(
-        name="samples_cut_as_a_new_run_would",
-        file="lmtrain/start/facts_of_outputs/choose_documents_and_samples.py",
-        function="open_samples",
-        old="split_rule_of(open_resume_checkpoint(config, newest))",
-        new="split_rule_of(open_resume_checkpoint(config, None))",
-        breaks="`lmtrain data show --run` shows other samples under a number than those that the run has read.",
-        only_for="runs begun by an older version, in which the third share of data.split is kept from training",
     ),
 ]

@@ -15,15 +15,6 @@ MUTANTS = [
         only_for="runs with both checkpoint.interval_steps and checkpoint.interval_s",
     ),
     Mutant(
-        name="terms_of_the_loss_are_taken_along_the_wrong_axis",
-        file="lmtrain/train/step.py",
-        function="_parts_of_loss",
-        old="math.fsum(numbers[i::width])",
-        new="math.fsum(numbers[i * (len(numbers) // width) : (i + 1) * (len(numbers) // width)])",
-        breaks="loss/mlm and loss/pair in the rows of metrics are mixtures of both terms of some of the microbatches.",
-        only_for="models with two terms (a pair head) and more than one microbatch a step",
-    ),
-    Mutant(
         name="losses_by_source_are_forgotten_between_rows",
         file="lmtrain/train/run_objects_and_resume.py",
         function="restore",
@@ -40,16 +31,6 @@ MUTANTS = [
         new="sample_sums.transpose(0, 2).flatten(1).view(2, -1)",
         breaks="The losses of a validation by source are those of other samples, though their sum is right.",
         only_for="validation on a blend with more than one batch",
-    ),
-    Mutant(
-        name="updates_are_counted_as_steps",
-        file="lmtrain/train/run_objects_and_resume.py",
-        function="checkpoint_state",
-        old='"num_updates": num_updates(optimizer)',
-        new='"num_updates": progress.step',
-        breaks="After a resume the optimizer's bias correction counts steps that were skipped as updates, so the run "
-        "does not go on as it would have without the stop.",
-        only_for="fp16 runs in which a step overflowed before the checkpoint",
     ),
     Mutant(
         name="validation_perplexity_of_all_terms",
@@ -100,16 +81,6 @@ MUTANTS = [
         only_for="runs with run.time_limit or in an allocation with an end",
     ),
     Mutant(
-        name="lost_starts_count_whatever_has_changed_since",
-        file="lmtrain/train/in_loop/failed_start_counter.py",
-        function="LostStarts.load",
-        old='(record.get("step"), record.get("of")) == (self.step, self.digest)',
-        new='record.get("step") == self.step',
-        breaks="A run that was lost three times is refused although its settings or its code have been mended, which "
-        "the message itself tells the user to do.",
-        only_for="runs that were lost at a step and are started again with other settings, code or libraries",
-    ),
-    Mutant(
         name="tokens_are_rounded_down_to_samples",
         file="lmtrain/train/train_settings.py",
         function="count_steps",
@@ -117,26 +88,6 @@ MUTANTS = [
         new="train.tokens // seq_len",
         breaks="The run ends a step before it has consumed train.tokens.",
         only_for="train.tokens that is no multiple of seq_len and lies just beyond a whole number of batches",
-    ),
-    Mutant(
-        name="first_weights_of_other_angles_are_taken",
-        file="lmtrain/models/model_settings.py",
-        function="differing_keys",
-        old='facts[key].get("affects") == "training"',
-        new='facts[key].get("affects") == "training" or "per_stage" in facts[key]',
-        breaks="A new run begins from weights that were trained with another rotary_base, and starts at a far higher "
-        "loss without a word.",
-        only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
-    ),
-    Mutant(
-        name="best_checkpoints_of_earlier_attempts_are_forgotten",
-        file="lmtrain/train/set_up_run.py",
-        function="open_run",
-        old="scores_before_resume(folder, config, progress.step) if is_rank_0 else {}",
-        new="scores_before_resume(folder, config, progress.step) if is_rank_0 and inputs.resume_from is None else {}",
-        breaks="After a resume the best checkpoint so far is removed by the next saves, as only measurements of this "
-        "attempt count.",
-        only_for="runs with checkpoint.keep_best that are resumed",
     ),
     Mutant(
         name="peak_of_one_device_for_all",
@@ -186,14 +137,6 @@ MUTANTS = [
         only_for="branches whose parent has been trained anew in the same folder",
     ),
     Mutant(
-        name="a_run_that_has_saved_needs_its_parent",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="find_resume_checkpoint",
-        old="if parent is not None and newest is not None:",
-        new="if False:",
-        breaks="A branch cannot go on once the trunk has removed the checkpoint from which it began.",
-    ),
-    Mutant(
         name="epochs_of_a_source_are_those_of_one_stage",
         file="lmtrain/train/layouts/run_stages_table.py",
         function="_source_rows",
@@ -202,16 +145,6 @@ MUTANTS = [
         breaks="The table of stages that a dry run prints says how often a stage reads a source, and not how often the "
         "run has read it by then.",
         only_for="runs with stages that read a source again",
-    ),
-    Mutant(
-        name="a_merge_without_moments_is_taken_for_an_import",
-        file="lmtrain/train/startup_checks/resume_checks.py",
-        function="check_same_run",
-        old='if "merged" in state and "data" in state and "optimizer" not in state:',
-        new='if "merged" in state and "data" not in state:',
-        breaks="Who resumes from a merge without moments is told that it comes from another program, and not that a "
-        "warm-up is needed or that the moments can be kept.",
-        only_for="checkpoint.resume of a checkpoint that was merged with --moments none",
     ),
     Mutant(
         name="the_average_takes_the_weights_before_the_update",
@@ -233,14 +166,5 @@ MUTANTS = [
         ),
         breaks="The average lags a step behind the weights that are saved with it, and counts the first weights twice.",
         only_for="runs with checkpoint.ema",
-    ),
-    Mutant(
-        name="the_disk_has_room_for_all_but_the_average",
-        file="lmtrain/train/startup_checks/preflight.py",
-        function="check_checkpoint_size",
-        old="keeps_average=config.checkpoint.ema.is_on",
-        new="keeps_average=False",
-        breaks="A run begins on a disk on which its first checkpoint does not fit.",
-        only_for="runs with checkpoint.ema on a disk that is nearly full",
     ),
 ]
