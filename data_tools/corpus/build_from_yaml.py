@@ -60,7 +60,7 @@ from lmtrain.runtime.files.existing_output import Found, Kind, begins_with, chec
 
 DOCUMENTS, REPORTS = "documents.jsonl", "report.json"
 # because: a kill while the folder is removed may leave any of its files
-_WORK_FILE = re.compile(rf"\..*|{re.escape(INPUTS_FILE)}|sign\.report.*\.json|.*\.(u64|u16|i64)")
+_WORK_FILE = re.compile(rf"\..*|{re.escape(INPUTS_FILE)}|sign(\.part-.*)?\.report\.json|.*\.(u64|u16|i64)")
 _WORK = Kind(
     "the work folder of `lmtrain corpus dedupe` or `sign`",
     lambda path: all(map(_WORK_FILE.fullmatch, os.listdir(path))),

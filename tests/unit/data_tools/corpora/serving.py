@@ -30,7 +30,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
             behaviour.asked.append(wanted)
-            if behaviour.redirect_to is not None:
+            if behaviour.redirect_to is not None and self.path not in behaviour.others:
                 self.send_response(302)
                 self.send_header("Location", behaviour.redirect_to)
                 self.end_headers()

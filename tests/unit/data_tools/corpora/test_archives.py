@@ -75,6 +75,9 @@ DIRECTORIES = {
     "a place beyond the file": damaged_zip((42, b"\xff\xff\xff\x7f")),
     "an unknown method": damaged_zip((10, b"\x63\0")),
     "a password is wanted": damaged_zip((8, b"\x01\0")),
+    "a place before the file": damaged_zip(
+        (PACKED["a.zip"].index(b"PK\5\6") - PACKED["a.zip"].index(b"PK\1\2") + 17, b"\1")
+    ),
 }
 
 

@@ -110,6 +110,9 @@ def test_a_redirection_to_an_unsafe_address_is_not_followed(tmp_path: Path, serv
         with pytest.raises((UsageError, StorageError)):
             fetch([url], tmp_path / "file", sha256=SHA256)
     assert not (tmp_path / "file").exists()
+    behaviour.redirect_to, behaviour.others = url.replace("/file", "/moved"), {"/moved": behaviour.content}
+    fetch([url], tmp_path / "file", sha256=SHA256)
+    assert (tmp_path / "file").read_bytes() == behaviour.content
 
 
 def test_another_file_in_its_place_is_never_overwritten(tmp_path: Path, server: tuple[str, Behaviour]) -> None:

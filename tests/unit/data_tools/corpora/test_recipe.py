@@ -97,6 +97,8 @@ def test_a_zip_gives_all_splits_and_its_names_are_no_paths(tmp_path: Path) -> No
     get("wikitext103_raw", [path], tmp_path / "out")
     found = {file.name: len(texts(file)) for file in (tmp_path / "out").glob("*.jsonl")}
     assert found == {"train.jsonl": 1, "test.jsonl": 1, "valid.jsonl": 2}
+    get("wikitext103_raw", [wikitext_zip(path, {"wiki.test.raw": ARTICLES[0]})], tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out").glob("*.jsonl")] == ["test.jsonl"]  # the other splits are gone
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".jsonl") == [
         "get.report.json", "w.zip"
     ]  # fmt: skip
@@ -114,7 +116,7 @@ def test_zip_bombs_and_broken_zips_are_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.jsonl"))
 
 
-def test_openwebtext_is_read_through_its_tars(tmp_path: Path) -> None:
+def test_openwebtext_is_read_through_its_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = lzma.compress(tarred({"0001-a.txt": b"first page\n", "../../0002-b.txt": b"zweite", "3.txt": b"\xff"}))
     whole = lzma.compress(tarred({"openwebtext/urlsf_subset00-1_data.xz": inner, "openwebtext/readme": b"no page"}))
     for name, data in (("openwebtext.tar.xz", whole), ("urlsf_subset00-1_data.xz", inner)):
@@ -125,6 +127,9 @@ def test_openwebtext_is_read_through_its_tars(tmp_path: Path) -> None:
         assert [row["id"] for row in rows] == ["openwebtext/0001-a", "openwebtext/0002-b"]
         assert tally.dropped == {"not UTF-8": 1}
     assert not list(tmp_path.rglob("*.txt"))
+    monkeypatch.setattr("data_tools.corpora.openwebtext.MAX_DOC_BYTES", 10)
+    tally = get("openwebtext", [tmp_path / name], tmp_path / "out").tally
+    assert (texts(tmp_path / "out" / "train.jsonl"), tally.dropped["too long"]) == (["zweite"], 1)
 
 
 def test_damaged_and_hostile_tars_are_refused(tmp_path: Path) -> None:
@@ -181,6 +186,11 @@ def test_a_corpus_without_its_files_is_an_error(tmp_path: Path) -> None:
         fetch_files(corpus("c4"), tmp_path, False, None)
     with pytest.raises(MissingInputError, match=r"absent\.zip does not exist"):
         get("wikitext103_raw", [tmp_path / "absent.zip"], tmp_path)
+    with pytest.raises(MissingInputError, match=rf"{tmp_path} is not a file\. For wikitext103_raw, give .*\.$"):
+        get("wikitext103_raw", [tmp_path], tmp_path)
+    (tmp_path / "wiki.test.tokens").write_bytes(ARTICLES[0].encode() + b"caf\xe9\n")
+    with pytest.raises(DataError, match=r"wiki\.test\.tokens is not UTF-8 text in line 9\. Get it again"):
+        get("wikitext103_raw", [tmp_path / "wiki.test.tokens"], tmp_path)
     (tmp_path / "empty.txt").write_text("no article here\n")
     with pytest.raises(DataError, match="holds no document of wikitext103_raw"):
         get("wikitext103_raw", [tmp_path / "empty.txt"], tmp_path)

@@ -61,13 +61,15 @@ def dump(path: Path, *found: str, head: str = "") -> Path:
     return path
 
 
-def test_articles_come_out_plain_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_articles_come_out_plain_and_the_rest_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_tools.corpora.wikipedia.MAX_DOC_BYTES", 2000)
     path = dump(
         tmp_path / "enwiki-20260101-pages-articles.xml.bz2",
         page("Elbe & co", ARTICLE, 12),
         page("Labe", "#REDIRECT [[Elbe]]", 13, extra='<redirect title="Elbe" />'),
         page("Talk:Elbe", "chatter", 14, ns=1),
         page("Nothing", "{{stub}}", 15),
+        page("Endless", "word " * 401, 17),
         page("Second", "Plain text.", 16),
     )
     recipe = find_recipe("wikipedia")
@@ -80,8 +82,8 @@ def test_articles_come_out_plain_and_the_rest_is_counted(tmp_path: Path) -> None
         {"id": "enwiki/12", "title": "Elbe & co", "text": PLAIN},
         {"id": "enwiki/16", "title": "Second", "text": "Plain text."},
     ]
-    assert tally.dropped == {"redirect": 1, "no article": 1, "empty": 1}
-    assert (tally.num_in, tally.num_out) == (5, 2)
+    assert tally.dropped == {"redirect": 1, "no article": 1, "empty": 1, "too long": 1}
+    assert (tally.num_in, tally.num_out) == (6, 2)
 
 
 @pytest.mark.parametrize(

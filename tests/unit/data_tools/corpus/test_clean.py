@@ -68,6 +68,8 @@ def test_shares_are_what_one_counts_by_hand() -> None:
     assert RULES["top_3_words"].measure(facts) == pytest.approx(6 / 9)  # abc x2
     assert RULES["repeated_5_words"].measure(facts) == pytest.approx(5 / 9)  # abcab stood at the start already
     assert RULES["repeated_6_words"].measure(facts) == 0
+    assert RULES["top_4_words"].measure(TextProperties("a a a")) == 0  # fewer words than a run has
+    assert RULES["repeated_5_words"].measure(TextProperties("a a a a")) == 0
     longer = TextProperties("a b c d e f g a b c d e f g")  # three runs of five stood before, of seven words in all
     assert RULES["repeated_5_words"].measure(longer) == pytest.approx(7 / 14)
     assert RULES["repeated_lines"].measure(TextProperties("x\ny\nx\n\nx")) == pytest.approx(0.5)

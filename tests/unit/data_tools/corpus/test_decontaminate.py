@@ -140,7 +140,10 @@ def test_spans_that_touch_are_one() -> None:
     assert merge_spans([(5, 9), (0, 2), (9, 12), (6, 7)]) == [(0, 2), (5, 12)]
 
 
-def test_wrong_evaluation_files_are_refused(tmp_path: Path) -> None:
+def test_wrong_evaluation_files_are_refused(
+    tmp_path: Path, against: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passages = read_passages([against])
     (tmp_path / "short.txt").write_text("a few words")
     (tmp_path / "odd.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="no text of 8 or more words"):
@@ -149,3 +152,8 @@ def test_wrong_evaluation_files_are_refused(tmp_path: Path) -> None:
         read_passages([tmp_path / "odd.txt"])
     with pytest.raises(UsageError, match="--against"):
         read_passages([])
+    monkeypatch.setattr("data_tools.corpus.copies.decontaminate._MAX_BYTES", 10)
+    with pytest.raises(DataError, match=r"short\.txt is larger than 1 GiB, too large for a plain text of --against"):
+        read_passages([tmp_path / "short.txt"])
+    with pytest.raises(UsageError, match=r"--action=hide is unknown\. Use cut or drop"):
+        DecontaminateStep(passages, "hide")

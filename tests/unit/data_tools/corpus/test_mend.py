@@ -19,6 +19,7 @@ HONEST = [
     "Привет, мир! Ελληνικά. 日本語。 العربية",
     "Ã and Â alone, and Ð in Icelandic: Ðað",
     "price: â\u201a no",
+    "half of a pair: í\xa0\x80",
 ]
 
 

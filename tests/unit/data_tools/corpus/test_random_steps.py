@@ -48,6 +48,10 @@ def test_a_shuffle_keeps_every_document_and_depends_on_the_seed_only(tmp_path: P
     tally = shuffled(inputs, tmp_path / "a.jsonl").tally
     shuffled(inputs, tmp_path / "b.jsonl", memory_bytes=4000)
     shuffled(inputs, tmp_path / "c.jsonl", seed=1)
+    said: list[tuple[str, int]] = []
+    options = StepOptions(report=lambda *progress: said.append(progress))
+    shuffle(inputs, tmp_path / "d.jsonl", options, report_path(tmp_path / "d.jsonl"), seed=0)
+    assert said == [("shuffle", 1024)]
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert (tally.num_in, tally.num_out) == (2000, 2000)
     a, c = texts(tmp_path / "a.jsonl"), texts(tmp_path / "c.jsonl")
@@ -134,6 +138,8 @@ def test_a_larger_sample_holds_the_smaller(tmp_path: Path, inputs: list[Path]) -
     assert len(large) == pytest.approx(600, abs=80)
     with pytest.raises(DataError, match="sample leaves none of 2000 documents: 2000 not drawn"):
         sampled(inputs, tmp_path / "c.jsonl", fraction=0.0)
+    with pytest.raises(DataError, match="sample leaves none of 2000 documents: 2000 not drawn"):
+        sampled(inputs, tmp_path / "c.jsonl", count=0)
     assert not (tmp_path / "c.jsonl").exists()
     assert len(sampled(inputs, tmp_path / "d.jsonl", fraction=1.0)) == 2000
 

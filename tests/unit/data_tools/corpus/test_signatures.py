@@ -223,10 +223,17 @@ def test_steps_out_of_order_name_the_missing_step(tmp_path: Path, few: list[Path
     mark_exact(work)
     with pytest.raises(MissingInputError, match=r"lacks pairs\.u64"):
         mark_near(work, "first")
+    with pytest.raises(UsageError, match=r"--keep=last is unknown\. Use first or longest"):
+        mark_near(work, "last")
+    options = StepOptions(reading=ReadOptions(part=TaskPart(0, 2)))
+    with pytest.raises(UsageError, match=rf"--overwrite with --part removes .* Remove {work} first"):
+        sign_documents(few[:2], work, MinHash(), options, overwrite=True)
     with pytest.raises(UsageError, match=r"--threshold=1\.5"):
         find_pairs(work, 1.5)
     with pytest.raises(DataError, match="signatures of other input files"):
         drop_copies(few[:2], work, tmp_path / "out.jsonl", StepOptions())
+    sign_documents(few[:2], work, MinHash(), StepOptions(), overwrite=True)
+    assert len(SignedDocuments(work)) == 40
 
 
 def test_exact_signatures_find_no_near_copies(tmp_path: Path, few: list[Path]) -> None:
@@ -241,6 +248,9 @@ def test_a_damaged_work_file_is_refused(tmp_path: Path, few: list[Path]) -> None
     with open(tmp_path / "work" / "rows.u64", "ab") as file:
         file.write(b"\0")
     with pytest.raises(DataError, match="not a whole number of entries"):
+        mark_exact(tmp_path / "work")
+    (tmp_path / "work" / "rows.u64").write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds no signature of any document\. Check the files that were signed"):
         mark_exact(tmp_path / "work")
 
 

@@ -52,7 +52,12 @@ def test_metadata_stays_and_the_report_adds_up(tmp_path: Path, inputs: list[Path
     assert tally.changed == {"mended: spaces at line ends": 200}
     assert tally.bytes_in == sum(len(text.encode()) for path in inputs for text in texts(path))
     assert tally.bytes_out == sum(len(text.encode()) for text in texts(tmp_path / "out.jsonl"))
-    assert read_report(report_path(tmp_path / "out.jsonl")).tally == tally
+    report = report_path(tmp_path / "out.jsonl")
+    assert read_report(report).tally == tally
+    for damaged in ("{}", "[]"):
+        report.write_text(damaged)
+        with pytest.raises(DataError, match=r"is not the report of a step \(.*\)\. Remove it and run the step again"):
+            read_report(report)
 
 
 @pytest.mark.parametrize("count", [2, 5])

@@ -103,3 +103,5 @@ def test_a_killed_run_resumes(
 def test_at_least_one(number: int) -> None:
     with pytest.raises(UsageError, match=f"--max-documents={number} must be at least 1. Leave it out for all."):
         Options(max_documents=number)
+    with pytest.raises(UsageError, match=f"--shard-tokens={number} must be at least 1. Leave it out for one dataset."):
+        Options(shard_tokens=number)

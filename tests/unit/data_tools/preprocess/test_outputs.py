@@ -275,6 +275,7 @@ def test_a_changed_input_is_refused_and_named(folder: Path, tmp_path: Path) -> N
     interrupted(copy, tmp_path / "data", "data.slice", 8)
     for change, said in (
         (lambda: os.utime(copy / "c59.txt"), "c59.txt has changed since"),
+        (lambda: (copy / "c60.txt").touch(), "c60.txt was not among its input files"),
         (lambda: (copy / "c59.txt").rename(copy / "c60.txt"), "c59.txt was among its input files"),
         (lambda: copy.rename(tmp_path / "moved"), "and 11 more were among its input files|were among its input files"),
     ):

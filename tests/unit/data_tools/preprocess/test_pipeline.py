@@ -181,6 +181,13 @@ def test_several_keys_stay_side_by_side(tmp_path: Path) -> None:
     assert documents(tmp_path / "out_title") == expected([f"title {i}" for i in good])
     assert summary.num_documents == 4
     assert summary.rejects == {"the value of 'title' is not text": 1, "no key 'text'": 1}
+    table = pyarrow.table({key: [row.get(key) for row in rows] for key in rows[0]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    long = Filters(min_tokens=len(TOKENIZER.encode(TEXTS[1])) + 1)
+    summary = run(tmp_path / "a.parquet", tmp_path / "p", keys=("text", "title"), on_error=OnError.SKIP, filters=long)
+    kept = [i for i in good if len(TOKENIZER.encode(TEXTS[i])) >= (long.min_tokens or 0)]
+    assert documents(tmp_path / "p_title") == expected([f"title {i}" for i in kept])
+    assert summary.filtered == {"min_tokens": len(good) - len(kept)}
     (tmp_path / "b.txt").write_text("x")
     with pytest.raises(UsageError, match="plain text without keys"):
         run(tmp_path / "b.txt", tmp_path / "out2", keys=("text", "title"))

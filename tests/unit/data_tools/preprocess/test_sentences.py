@@ -55,7 +55,10 @@ def test_splitting_at_every_stop_would_fail_the_marked_sentences() -> None:
     assert 2 * right / sum(len(marked) + len(found) for marked, found in naive) < 0.8
 
 
-def test_lines_and_paragraphs() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_lines_and_paragraphs(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(compiled_helpers, "lib", None)
     text = "A heading\n\nOne line\nand its rest. Two\n \nThree\fFour"
     assert split_sentences(text) == ["A heading", "One line\nand its rest.", "Two", "Three", "Four"]
     lines = ["A heading", "One line", "and its rest.", "Two", "Three", "Four"]

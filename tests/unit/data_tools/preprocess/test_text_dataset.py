@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -17,7 +19,8 @@ from data_tools.preprocess.tokenizer_and_dataset_from_text import (
     estimate_text_bytes,
 )
 from data_tools.read.find_input_files import TextSuffixes, find_sources
-from lmtrain.errors import MissingInputError
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runtime.files.atomic_files import folder_lock
 from lmtrain.runtime.processes.fault_injection import Fault, arm
 from lmtrain.tokenizer.text_to_ids_and_back import Tokenizer
 
@@ -71,6 +74,39 @@ def test_after_a_kill_the_finished_steps_are_kept(text: Path, tmp_path: Path, po
     assert (made.num_documents, made.num_tokens) == (whole.num_documents, whole.num_tokens)
     assert (folder / "text.bin").read_bytes() == (tmp_path / "whole/text.bin").read_bytes()
     assert find(request, folder) is not None
+
+
+def test_one_that_waits_takes_what_the_other_has_made(text: Path, tmp_path: Path) -> None:
+    request, folder, said = TextRequest(texts=(str(text),)), tmp_path / "made", []
+    made = make(request, folder)
+    with ExitStack() as other:
+        other.enter_context(folder_lock(folder))
+
+        def end_the_wait(notice: str) -> None:
+            said.append(notice)
+            other.close()
+
+        text_folder = TextFolder(folder / "text", folder / "record.json")
+        with text_folder.make(request, lambda *_: None, end_the_wait) as found:
+            assert found == made
+    assert [notice.endswith(f", which makes the dataset in {folder}") for notice in said] == [True]
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(text: Path, tmp_path: Path) -> None:
+    text_folder = TextFolder(tmp_path / "made/text", tmp_path / "made/record.json")
+    with (
+        pytest.raises(DataError, match=r"notes\.txt has changed while it was read\. Run the same command again"),
+        text_folder.make(TextRequest(texts=(str(text),)), lambda *_: os.utime(text), lambda _: None),
+    ):
+        pass
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["scan.tiff", "tokenizer.json"])
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\xff\0")
+    with pytest.raises(UsageError, match=rf"{name} is a .*, which is no text"):
+        TextRequest(texts=(str(tmp_path / name),)).find_sources()
 
 
 def test_a_text_that_changes_before_all_is_made_starts_anew(text: Path, tmp_path: Path) -> None:
@@ -180,6 +216,12 @@ def test_the_size_of_a_compressed_text_is_estimated(tmp_path: Path) -> None:
     for name, size in sizes.items():
         (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(text[:size], 1))
     (tmp_path / "zeros.txt.gz").write_bytes(gzip.compress(b"0" * (5 << 20)))
+    (tmp_path / "cut__.txt.gz").write_bytes(gzip.compress(text[:100_000], 0)[:65_000])
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name, rows in (("rows_", ["four"] * 50), ("none_", [])):
+        parquet.write_table(pyarrow.table({"text": pyarrow.array(rows, "string")}), tmp_path / f"{name}.parquet")
     found = {path.name[:5]: estimate_text_bytes(find_sources([path]), "text") for path in tmp_path.iterdir()}
     assert (found["small"], found["zeros"]) == (100_000, 5 << 20)
+    assert (found["rows_"], found["none_"]) == (200, 0)
+    assert 0 <= found["cut__"] < 65_000
     assert abs(found["large"] - len(text)) < len(text) // 10

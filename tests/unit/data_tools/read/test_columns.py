@@ -10,7 +10,7 @@ import pytest
 from data_tools.preprocess.tokenizer_and_dataset_from_text import estimate_text_bytes
 from data_tools.read.compressed_and_parquet_readers import read_rows
 from data_tools.read.find_input_files import find_sources
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, MissingInputError
 
 BAD = b"caf\xe9"
 
@@ -52,6 +52,11 @@ def test_a_text_that_the_dictionary_does_not_have_is_damage(tmp_path: Path) -> N
         except DataError as error:
             messages += str(error)
     assert "refers to a text outside the dictionary of its column" in messages
+
+
+def test_a_file_that_is_gone_is_no_damage(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match=r"t\.parquet does not exist"):
+        list(read_rows(tmp_path / "t.parquet", ["text"], 0, 1 << 20))
 
 
 def test_a_missing_column_is_answered_with_the_option_of_the_command(tmp_path: Path) -> None:
