@@ -30,7 +30,11 @@ DROPOUT = ["gemma-dp2-zero0-attention-fp32-micro4-dropout", "gemma-dp2-zero3-ful
 
 
 def named(cases: list[Case] | tuple[Case, ...]) -> list[object]:
-    return [pytest.param(case, id=case.name) for case in cases]
+    """Pipelines whose stages are cut as well are slow: the other models have those, and word_pairs has the cuts."""
+    return [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.pp > 1 and case.num_processes > 3 else [])
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize("case", named(CASES["word_pairs"] + CASES["word_pipeline_pairs"]))
